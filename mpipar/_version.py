@@ -1,0 +1,3 @@
+"""The version, in one place."""
+
+version = "0.1.0"
