@@ -1,0 +1,1 @@
+"""The command line: ``mpipar VERB``; the only room that prints."""

@@ -1,0 +1,180 @@
+"""``mpipar VERB ...``: finds the verb, parses its options, turns errors into exit codes.
+
+A verb is a module with ``configure(parser)`` and ``main(arguments) -> int``, imported only when it
+is chosen: start-up is paid on every rank. Exit codes: 0 done, 1 failed, 2 usage, 3 infeasible,
+4 blocked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mpipar.errors import (
+    LaunchError,
+    LayoutError,
+    ParallelismError,
+    RecipeError,
+    ScheduleError,
+    UnevenSplit,
+)
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+INFEASIBLE: Final = 3
+BLOCKED: Final = 4
+
+# name -> (module, one line of help)
+VERBS: Final = {
+    "run": ("mpipar.cli.run", "start a verb or any program on N ranks with the right launcher"),
+}
+
+
+def exit_code(error: ParallelismError) -> int:
+    """The exit code that an error of the tree stands for.
+
+    Parameters
+    ----------
+    error : ParallelismError
+        What was raised.
+
+    Returns
+    -------
+    int
+        2 for a recipe, 3 for what cannot exist at this size, 4 for a launch, else 1.
+    """
+    if isinstance(error, RecipeError):
+        return USAGE
+    if isinstance(error, (UnevenSplit, LayoutError, ScheduleError)):
+        return INFEASIBLE
+    return BLOCKED if isinstance(error, LaunchError) else FAILED
+
+
+def whole_lines() -> None:
+    """Make both streams write whole lines, also under ``PYTHONUNBUFFERED``.
+
+    Launchers merge the ranks' output as it comes; an unbuffered ``print`` writes a line in pieces,
+    and the pieces of different ranks mix.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {line}" for name, (_, line) in VERBS.items())
+    return (
+        "usage: mpipar [--version] [--help] VERB ...\n\n"
+        f"Parallel training and inference where MPI is the fabric.\n\nverbs:\n{verbs}\n\n"
+        "`mpipar VERB --help` tells a verb's options. Exit codes: 0 done, 1 failed, 2 usage, "
+        "3 infeasible, 4 blocked.\n"
+    )
+
+
+def load_verb(name: str) -> tuple[Any, argparse.ArgumentParser]:
+    """Import a verb's module and make its parser.
+
+    Parameters
+    ----------
+    name : str
+        A key of `VERBS`.
+
+    Returns
+    -------
+    tuple
+        The module and an ``argparse.ArgumentParser``.
+    """
+    module_name, line = VERBS[name]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"mpipar {name}", description=line, allow_abbrev=False)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say more; errors with their traceback"
+    )
+    module.configure(parser)
+    return module, parser
+
+
+def unknown_verb(name: str) -> str:
+    """What to say about a verb that does not exist.
+
+    Parameters
+    ----------
+    name : str
+        As the user wrote it.
+
+    Returns
+    -------
+    str
+        One line that names the nearest verb.
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, VERBS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"verbs are {', '.join(VERBS)}"
+    return f"mpipar: unknown verb {name!r}; {hint}"
+
+
+def _tell(verb: str, error: ParallelismError) -> None:
+    print(
+        f"mpipar {verb}: {type(error).__name__}\n{error}\n"
+        f"(`mpipar {verb} -v ...` prints the traceback)",
+        file=sys.stderr,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.
+
+    Parameters
+    ----------
+    argv : sequence of str or None
+        Arguments without the program's name; None takes ``sys.argv``.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    whole_lines()
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview(), end="", file=sys.stdout if words else sys.stderr)
+        return DONE if words else USAGE
+    if words[0] == "--version":
+        from mpipar._version import version
+
+        print(f"mpipar {version}")
+        return DONE
+    if words[0] not in VERBS:
+        print(unknown_verb(words[0]), file=sys.stderr)
+        return USAGE
+    return _run_verb(words[0], words[1:])
+
+
+def _run_verb(verb: str, words: list[str]) -> int:
+    module, parser = load_verb(verb)
+    try:
+        arguments = parser.parse_args(words)
+    except SystemExit as stop:  # argparse has printed help or usage
+        return stop.code if isinstance(stop.code, int) else USAGE
+    try:
+        code: int = module.main(arguments)
+    except ParallelismError as error:
+        if arguments.verbose:
+            raise
+        _tell(verb, error)
+        return exit_code(error)
+    except BrokenPipeError:  # the reader of a pipe has gone, as in `mpipar topo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
