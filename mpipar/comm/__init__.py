@@ -1,0 +1,27 @@
+"""Communicators: one verb below, nine above.
+
+A transport implements ``submit(call)`` and ``split``; the public verbs are sugar over them.
+Transports: the identity (one rank), `ThreadWorld` (n ranks as threads) and MPI.
+"""
+
+from mpipar.comm.base import Communicator
+from mpipar.comm.call import Call, CommInfo, Op, ReduceOp
+from mpipar.comm.local import IdentityCommunicator
+from mpipar.comm.request import Request, wait_all, wait_any
+from mpipar.comm.threads import ThreadWorld
+from mpipar.comm.world import init, wrap
+
+__all__ = [
+    "Call",
+    "CommInfo",
+    "Communicator",
+    "IdentityCommunicator",
+    "Op",
+    "ReduceOp",
+    "Request",
+    "ThreadWorld",
+    "init",
+    "wait_all",
+    "wait_any",
+    "wrap",
+]

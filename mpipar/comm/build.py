@@ -1,0 +1,394 @@
+"""From what the user wrote to a flat `Call`, and from its flat result back to arrays.
+
+Each function checks the arguments of one verb and returns the call together with a function that
+gives the user's result once the call has ended. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpipar.comm.arrays import (
+    accumulation_dtype,
+    as_array,
+    flat,
+    location_dtype,
+    pack,
+    result_dtype,
+    unpack,
+)
+from mpipar.comm.call import Array, Call, CommInfo, Op, ReduceOp
+from mpipar.errors import CountOutOfRange, EmptyInput, LayoutError, UnsupportedArray
+from mpipar.units.remainder import spread_sizes
+
+Built = tuple[Call, Callable[[], Any]]
+_LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)
+
+
+def _nothing() -> None:
+    return None
+
+
+def check_rank(role: str, rank: Any, size: int) -> int:
+    """A rank of the group, or a refusal that names the range."""
+    index = operator.index(rank)
+    if not 0 <= index < size:
+        raise CountOutOfRange(role, f"0..{size - 1} (group of {size})", index)
+    return index
+
+
+def _dim(x: Array, dim: int) -> int:
+    index = operator.index(dim)
+    if not -x.ndim <= index < x.ndim:
+        raise CountOutOfRange("dim", f"{-x.ndim}..{x.ndim - 1} for shape {x.shape}", index)
+    return index % x.ndim
+
+
+def _sizes(counts: Sequence[int] | None, total: int, n: int, role: str) -> tuple[int, ...]:
+    """Extents along the split dim: the user's, checked, or the spread ones."""
+    if counts is None:
+        return spread_sizes(total, n)
+    sizes = tuple(operator.index(c) for c in counts)
+    if len(sizes) != n or min(sizes) < 0 or sum(sizes) != total:
+        raise LayoutError(
+            f"{role}={list(sizes)} must be {n} sizes of at least 0 that sum to {total}; "
+            f"they are {len(sizes)} and sum to {sum(sizes)}; {list(spread_sizes(total, n))} would do"
+        )
+    return sizes
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse an `out` that cannot take the result."""
+    if out is None:
+        return
+    if type(out) is not np.ndarray:
+        raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype:
+        raise LayoutError(
+            f"out has shape {out.shape} and dtype {out.dtype}; the result has shape {shape} and "
+            f"dtype {dtype}"
+        )
+    if not out.flags.writeable:
+        raise UnsupportedArray("out is read-only")
+
+
+def _target(
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, Callable[[Array], Array]]:
+    """A flat buffer for the result, and what turns it into the user's array."""
+    if out is None:
+        return np.empty(math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
+    _check_out(out, shape, dtype)
+    if out.flags.c_contiguous:
+        return out.reshape(-1), lambda _: out
+
+    def copy_out(buffer: Array) -> Array:
+        out[...] = buffer.reshape(shape)
+        return out
+
+    return np.empty(math.prod(shape), dtype), copy_out
+
+
+def _joined(
+    packed: Array, shape: tuple[int, ...], dim: int, sizes: Sequence[int], out: Any
+) -> Array:
+    """Packed blocks joined along `dim`, in the user's `out` where there is one."""
+    whole = unpack(packed, shape, dim, sizes)
+    if out is None:
+        return whole
+    out[...] = whole
+    return out  # type: ignore[no-any-return]
+
+
+def _apart(source: Array, buffer: Array) -> Array:
+    """`source`, or `buffer` itself where both are the same memory, or a copy where they overlap."""
+    if not np.may_share_memory(source, buffer):
+        return source
+    same = source.__array_interface__["data"] == buffer.__array_interface__["data"]
+    if same and source.size == buffer.size and source.dtype == buffer.dtype:
+        return buffer
+    return source.copy()
+
+
+def all_reduce(
+    info: CommInfo, x: Any, op: ReduceOp, out: Any, deterministic: bool, root: int | None = None
+) -> Built:
+    """Call of `all_reduce`; with a root, of `reduce`."""
+    op = ReduceOp(op)
+    array = as_array(x, "x")
+    kind = Op.ALL_REDUCE if root is None else Op.REDUCE
+    if root is not None:
+        root = check_rank("root", root, info.world_size)
+    accumulation_dtype(array.dtype, op)
+    dtype = location_dtype(array.dtype) if op in _LOCATION else result_dtype(array.dtype, op)
+    if op in _LOCATION and out is not None:
+        raise UnsupportedArray(f"{op} returns two arrays and takes no out")
+    receives = root is None or info.rank == root
+    buffer, restore = _target(out, array.shape, dtype) if receives else _target(None, (0,), dtype)
+    call = Call(
+        kind,
+        _apart(flat(array), buffer),
+        buffer,
+        op,
+        root,
+        shape=array.shape,
+        agreed=str(array.shape),
+        deterministic=deterministic,
+    )
+
+    def finish() -> Any:
+        if not receives:
+            return None
+        if op in _LOCATION:
+            both = buffer.reshape(array.shape)
+            return both["value"], both["rank"]
+        return restore(buffer)
+
+    return call, finish
+
+
+def reduce_scatter(
+    info: CommInfo,
+    x: Any,
+    op: ReduceOp,
+    dim: int,
+    counts: Sequence[int] | None,
+    out: Any,
+    deterministic: bool,
+) -> Built:
+    """Call of `reduce_scatter`."""
+    op = ReduceOp(op)
+    array = np.atleast_1d(as_array(x, "x"))
+    dim = _dim(array, dim)
+    if op in _LOCATION:
+        raise UnsupportedArray(f"{op} is not scattered: use all_reduce and slice")
+    accumulation_dtype(array.dtype, op)
+    sizes = _sizes(counts, array.shape[dim], info.world_size, "counts")
+    inner = array.size // array.shape[dim] if array.shape[dim] else 0
+    shape = (*array.shape[:dim], sizes[info.rank], *array.shape[dim + 1 :])
+    buffer, restore = _target(out, shape, result_dtype(array.dtype, op))
+    packed = pack(array, dim, sizes)
+    call = Call(
+        Op.REDUCE_SCATTER,
+        packed.copy() if np.may_share_memory(packed, buffer) else packed,
+        buffer,
+        op,
+        dim=dim,
+        counts=tuple(s * inner for s in sizes),
+        shape=array.shape,
+        agreed=f"{array.shape} dim {dim} counts {sizes}",
+        deterministic=deterministic,
+    )
+    return call, lambda: restore(buffer)
+
+
+def all_gather(
+    info: CommInfo,
+    x: Any,
+    dim: int,
+    counts: Sequence[int] | None,
+    out: Any,
+    root: int | None = None,
+) -> Built:
+    """Call of `all_gather`; with a root, of `gather`."""
+    array = np.atleast_1d(as_array(x, "x"))
+    dim = _dim(array, dim)
+    n, mine = info.world_size, array.shape[dim]
+    if root is not None:
+        root = check_rank("root", root, n)
+    sizes = (mine,) * n if counts is None else tuple(operator.index(c) for c in counts)
+    if len(sizes) != n or min(sizes) < 0 or sizes[info.rank] != mine:
+        raise LayoutError(
+            f"counts={list(sizes)} must be {n} sizes with {mine} at rank {info.rank}, since x has "
+            f"shape {array.shape} and is joined along dim {dim}"
+        )
+    others = (*array.shape[:dim], *array.shape[dim + 1 :])
+    inner = math.prod(others)
+    shape = (*array.shape[:dim], sum(sizes), *array.shape[dim + 1 :])
+    receives = root is None or info.rank == root
+    if not receives:
+        shape, out = (0,), None
+    else:
+        _check_out(out, shape, array.dtype)
+    in_place = receives and all(k == 1 for k in shape[:dim])
+    buffer, restore = _target(out if in_place else None, shape, array.dtype)
+    source = flat(array)
+    call = Call(
+        Op.ALL_GATHER if root is None else Op.GATHER,
+        source.copy() if np.may_share_memory(source, buffer) else source,
+        buffer,
+        None,
+        root,
+        dim,
+        tuple(s * inner for s in sizes),
+        shape=array.shape,
+        agreed=f"{others} dim {dim} counts {sizes}",
+    )
+
+    def finish() -> Any:
+        if not receives:
+            return None
+        return restore(buffer) if in_place else _joined(buffer, shape, dim, sizes, out)
+
+    return call, finish
+
+
+def all_to_all(
+    info: CommInfo,
+    x: Any,
+    dim: int,
+    send_counts: Sequence[int] | None,
+    recv_counts: Sequence[int] | None,
+    out: Any,
+) -> Built:
+    """Call of `all_to_all`."""
+    array = np.atleast_1d(as_array(x, "x"))
+    dim = _dim(array, dim)
+    n = info.world_size
+    sends = _sizes(send_counts, array.shape[dim], n, "send_counts")
+    if recv_counts is None:
+        recvs = (sends[info.rank],) * n
+    else:
+        recvs = tuple(operator.index(c) for c in recv_counts)
+        if len(recvs) != n or min(recvs) < 0:
+            raise LayoutError(f"recv_counts={list(recvs)} must be {n} sizes of at least 0")
+    others = (*array.shape[:dim], *array.shape[dim + 1 :])
+    inner = math.prod(others)
+    shape = (*array.shape[:dim], sum(recvs), *array.shape[dim + 1 :])
+    _check_out(out, shape, array.dtype)
+    in_place = all(k == 1 for k in shape[:dim])
+    buffer, restore = _target(out if in_place else None, shape, array.dtype)
+    packed = pack(array, dim, sends)
+    call = Call(
+        Op.ALL_TO_ALL,
+        packed.copy() if np.may_share_memory(packed, buffer) else packed,
+        buffer,
+        dim=dim,
+        counts=tuple(s * inner for s in sends),
+        recv_counts=tuple(r * inner for r in recvs),
+        shape=array.shape,
+        agreed=f"{others} dim {dim}" + (f" counts {sends}" if send_counts is None else ""),
+    )
+
+    def finish() -> Any:
+        return restore(buffer) if in_place else _joined(buffer, shape, dim, recvs, out)
+
+    return call, finish
+
+
+def broadcast(info: CommInfo, x: Any, root: int, out: Any) -> Built:
+    """Call of `broadcast`."""
+    array = as_array(x, "x")
+    root = check_rank("root", root, info.world_size)
+    buffer, restore = _target(out, array.shape, array.dtype)
+    source = _apart(flat(array), buffer) if info.rank == root else None
+    call = Call(
+        Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=str(array.shape)
+    )
+    return call, lambda: restore(buffer)
+
+
+def scatter(info: CommInfo, x: Any, root: int, out: Any, header: dict[str, Any]) -> Built:
+    """Call of `scatter`: the header (from the root) says shape, dtype, dim and sizes."""
+    sizes, dim, whole = header["sizes"], header["dim"], tuple(header["shape"])
+    shape = (*whole[:dim], sizes[info.rank], *whole[dim + 1 :])
+    inner = math.prod((*whole[:dim], *whole[dim + 1 :]))
+    dtype = named_dtype(header["dtype"])
+    source = None
+    buffer, restore = _target(out, shape, dtype)
+    if info.rank == root:
+        source = pack(np.atleast_1d(as_array(x, "x")), dim, sizes)
+        if np.may_share_memory(source, buffer):
+            source = source.copy()
+    call = Call(
+        Op.SCATTER,
+        source,
+        buffer,
+        None,
+        root,
+        dim,
+        tuple(s * inner for s in sizes),
+        shape=whole,
+        agreed=f"{whole} dim {dim}",
+    )
+    return call, lambda: restore(buffer)
+
+
+def scatter_header(
+    info: CommInfo, x: Any, root: int, dim: int, counts: Sequence[int] | None
+) -> dict[str, Any] | None:
+    """What every rank must know before a scatter; None away from the root."""
+    root = check_rank("root", root, info.world_size)
+    if info.rank != root:
+        return None
+    if x is None:
+        raise EmptyInput("scatter", f"rank {root} is the root and gave no array")
+    array = np.atleast_1d(as_array(x, "x"))
+    dim = _dim(array, dim)
+    sizes = _sizes(counts, array.shape[dim], info.world_size, "counts")
+    return {"shape": array.shape, "dtype": dtype_name(array.dtype), "dim": dim, "sizes": sizes}
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Text from which `named_dtype` makes the type again."""
+    return dtype.name if dtype.kind == "V" and dtype.names is None else dtype.str
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of a name; the types of ml_dtypes are loaded when needed."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def send(info: CommInfo, x: Any, dest: int, tag: int) -> Built:
+    """Call of `send`."""
+    array = as_array(x, "x")
+    dest = check_rank("dest", dest, info.world_size)
+    call = Call(
+        Op.SEND,
+        flat(array),
+        peer=dest,
+        tag=_tag(tag),
+        shape=array.shape,
+        agreed=f"{array.shape}",
+    )
+    return call, _nothing
+
+
+def recv(info: CommInfo, out: Any, source: int, tag: int) -> Built:
+    """Call of `recv`."""
+    source = check_rank("source", source, info.world_size)
+    if type(out) is not np.ndarray:
+        raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
+    buffer, restore = _target(out, out.shape, out.dtype)
+    call = Call(
+        Op.RECV,
+        output=buffer,
+        peer=source,
+        tag=_tag(tag),
+        shape=out.shape,
+        agreed=f"{out.shape}",
+    )
+    return call, lambda: restore(buffer)
+
+
+def _tag(tag: Any) -> int:
+    index = operator.index(tag)
+    if not 0 <= index < 2**15:
+        raise CountOutOfRange("tag", f"0..{2**15 - 1}", index)
+    return index
+
+
+def barrier(info: CommInfo, x: None) -> Built:
+    """Call of `barrier`."""
+    del info, x
+    return Call(Op.BARRIER), _nothing

@@ -1,0 +1,186 @@
+"""Requests: pending calls that own their arrays until they are waited for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpipar.comm.call import Call
+from mpipar.errors import CollectiveTimeout, EmptyInput
+
+_log = logging.getLogger("mpipar")
+_SPINS = 100
+
+
+class Request:
+    """A call that may still be under way.
+
+    The arrays of the call belong to the request (and to the communicator, which keeps unfinished
+    requests) until `wait` or a true `test`. Dropping an unfinished request is reported to the
+    logger ``mpipar`` and harms nothing.
+
+    Parameters
+    ----------
+    call : Call
+        What was asked.
+    advance : callable or None
+        Moves the call on without waiting and says whether it has ended; None for a call that has
+        ended already.
+    explain : callable or None
+        Says who has not arrived, for the message of a deadline.
+    deadline_s : float
+        Seconds that `wait` waits unless told otherwise.
+    block : callable or None
+        Waits for the call in the transport's own way, before the first look of `wait`.
+    """
+
+    __slots__ = ("_advance", "_block", "_deadline_s", "_explain", "_result", "call", "finish")
+
+    def __init__(
+        self,
+        call: Call,
+        advance: Callable[[], bool] | None = None,
+        explain: Callable[[], str] | None = None,
+        deadline_s: float = 600.0,
+        block: Callable[[], None] | None = None,
+    ) -> None:
+        self.call = call
+        self.finish: Callable[[], Any] | None = None
+        self._advance = advance
+        self._explain = explain
+        self._deadline_s = deadline_s
+        self._block = block
+        self._result: Any = None
+
+    def test(self) -> bool:
+        """Move the call on without waiting.
+
+        Returns
+        -------
+        bool
+            Whether it has ended; then `wait` returns at once.
+
+        Raises
+        ------
+        ParallelismError
+            What the call found wrong.
+        """
+        if self._advance is not None:
+            try:
+                if not self._advance():
+                    return False
+            except BaseException:
+                self._advance = None
+                self.finish = None
+                raise
+            self._advance = None
+        if self.finish is not None:
+            self._result, self.finish = self.finish(), None
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait for the end of the call.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Deadline in seconds; by default that of the communicator.
+
+        Returns
+        -------
+        array, tuple or None
+            What the blocking verb of the same name returns.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If the deadline passes; the message names the ranks that have not arrived.
+        """
+        if self._advance is not None and self._block is not None:
+            self._block()
+        if not self.test():
+            limit = self._deadline_s if timeout_s is None else timeout_s
+            stop = time.monotonic() + limit
+            spins = 0
+            while not self.test():
+                spins += 1
+                if spins > _SPINS:
+                    pause(spins - _SPINS)
+                    if time.monotonic() > stop:
+                        missing = self._explain() if self._explain else ""
+                        raise CollectiveTimeout(
+                            f"{self.call} has not ended within {limit:g} s{missing}"
+                        )
+        return self._result
+
+    def __del__(self) -> None:
+        """Report an unfinished request; its arrays stay with the communicator."""
+        if getattr(self, "_advance", None) is not None:
+            _log.warning("request dropped before it ended: %s", self.call)
+
+
+def pause(n_turns: int) -> None:
+    """Let others run while waiting: yields first, sleeps when the wait is long.
+
+    Parameters
+    ----------
+    n_turns : int
+        How many turns this wait has already taken.
+    """
+    if n_turns < 2000:
+        os.sched_yield()
+    else:
+        time.sleep(0.0002)
+
+
+def wait_all(requests: Sequence[Request]) -> list[Any]:
+    """Wait for every request.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        In any order.
+
+    Returns
+    -------
+    list
+        Their results, in the given order.
+    """
+    return [request.wait() for request in requests]
+
+
+def wait_any(requests: Sequence[Request], timeout_s: float = 600.0) -> int:
+    """Wait until one request has ended.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        At least one.
+    timeout_s : float
+        Deadline in seconds.
+
+    Returns
+    -------
+    int
+        Index of the first one found finished; its `wait` returns at once.
+
+    Raises
+    ------
+    CollectiveTimeout
+        If none ends in time.
+    """
+    if not requests:
+        raise EmptyInput("wait_any", "no request was given; at least one is needed")
+    stop = time.monotonic() + timeout_s
+    turn = 0
+    while True:
+        for index, request in enumerate(requests):
+            if request.test():
+                return index
+        turn += 1
+        pause(turn)
+        if time.monotonic() > stop:
+            raise CollectiveTimeout(f"none of {len(requests)} requests ended in {timeout_s:g} s")

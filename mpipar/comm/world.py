@@ -1,0 +1,3 @@
+"""stub"""
+def init(): raise NotImplementedError
+def wrap(c): raise NotImplementedError
