@@ -1,0 +1,314 @@
+"""A GPT over any vocabulary: pre-norm, learned positions, tanh GELU, explicit backward."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mpipar.errors import CountOutOfRange, EmptyInput, OutOfRange, UnsupportedArray
+from mpipar.models.layers import Attention, Block, Embedding, FeedForward, Head
+from mpipar.models.parts import Gradients, OnReady, Parameters, Saved
+from mpipar.models.workspace import Workspace
+from mpipar.nn.array import Array, check_shape
+from mpipar.units.remainder import exact_size
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT.
+
+    Attributes
+    ----------
+    n_layers, width, n_heads, sequence, vocabulary : int
+        Layers, width of the residual stream, query heads, longest row of tokens, token values.
+    n_kv_heads : int, optional
+        Key and value heads, dividing `n_heads`; as many as query heads by default.
+    hidden_factor : int
+        Width of the feed-forward layer over `width`.
+    dropout : float
+        On the embedding and on both branches of a block, in training.
+    eps : float
+        Of the layer norms.
+    tied : bool
+        The head uses the token embedding.
+    ignore_index : int
+        Targets of this value do not count.
+    label_smoothing : float
+        Share of the target spread over the vocabulary.
+    """
+
+    n_layers: int = 4
+    width: int = 256
+    n_heads: int = 4
+    sequence: int = 128
+    vocabulary: int = 256
+    n_kv_heads: int | None = None
+    hidden_factor: int = 4
+    dropout: float = 0.0
+    eps: float = 1e-5
+    tied: bool = False
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("n_layers", "width", "n_heads", "sequence", "vocabulary", "hidden_factor"):
+            if getattr(self, name) < 1:
+                raise CountOutOfRange(name, "1 or more", getattr(self, name))
+        exact_size(self.width, self.n_heads, "width", "n_heads")
+        if self.n_kv_heads is not None:
+            exact_size(self.n_heads, self.n_kv_heads, "n_heads", "n_kv_heads")
+        for name in ("dropout", "label_smoothing"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise OutOfRange(name, "[0, 1)", getattr(self, name))
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.width // self.n_heads
+
+    @property
+    def hidden(self) -> int:
+        """Width of the feed-forward layer."""
+        return self.hidden_factor * self.width
+
+
+@dataclass
+class GPTContext:
+    """Activations of one forward pass, used up by one backward pass."""
+
+    embedding: Saved = field(default_factory=dict)
+    blocks: list[tuple[Saved, ...]] = field(default_factory=list)
+    head: Saved = field(default_factory=dict)
+
+
+class GPT:
+    """A GPT as plain functions of a parameter dict.
+
+    Parameters
+    ----------
+    config : GPTConfig
+        Its shape.
+
+    Attributes
+    ----------
+    workspace : Workspace
+        Owns the activation buffers between steps.
+    embedding, blocks, head
+        The layers, each with ``forward``, ``backward_input`` and ``backward_weight``.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        self.config = config
+        self.workspace = w = Workspace()
+        self.embedding = Embedding(config, "", w)
+        names = [f"blocks.{i}." for i in range(config.n_layers)]
+        self.blocks = [Block(Attention(config, n, w), FeedForward(config, n, w)) for n in names]
+        self.head = Head(config, "", w)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the parameter shapes by name, in forward order.
+
+        Returns
+        -------
+        dict of str to tuple of int
+            Shapes.
+        """
+        parts = [self.embedding, *self.blocks, self.head]
+        return {name: shape for part in parts for name, shape in part.shapes().items()}
+
+    def init(self, seed: int, dtype: np.typing.DTypeLike = np.float32) -> dict[str, np.ndarray]:
+        """Draw parameters; each depends on the seed and its own name only.
+
+        Embeddings are N(0, 0.02), weights have variance ``1 / (3 n_in)``, those that end a residual
+        branch are divided by ``sqrt(2 n_layers)`` (GPT-2), biases are 0 and norm weights 1.
+
+        Parameters
+        ----------
+        seed : int
+            Any non-negative number.
+        dtype : dtype
+            Of the parameters.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            Parameters in forward order.
+        """
+        return {name: self._draw(seed, name, s).astype(dtype) for name, s in self.shapes().items()}
+
+    def _draw(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name.endswith("bias"):
+            return np.zeros(shape)
+        if len(shape) == 1:
+            return np.ones(shape)
+        std = 0.02 if name in ("tok.weight", "pos.weight") else 1.0 / math.sqrt(3 * shape[1])
+        if name.endswith(("proj.weight", "down.weight")):
+            std /= math.sqrt(2 * self.config.n_layers)
+        stream = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
+        return np.random.Generator(np.random.Philox(stream)).normal(0.0, std, shape)
+
+    def _check(self, parameters: Parameters, tokens: Array, targets: Array) -> None:
+        missing = [name for name in self.shapes() if name not in parameters]
+        if missing:
+            raise EmptyInput("GPT", f"parameters lack {', '.join(missing[:3])}")
+        for name, shape in self.shapes().items():
+            check_shape("GPT", name, parameters[name], shape)
+        if tokens.ndim != 2 or tokens.shape[0] < 1:
+            raise UnsupportedArray(
+                f"GPT needs tokens of shape (batch, sequence), got {tuple(tokens.shape)}"
+            )
+        check_shape("GPT", "targets", targets, tuple(tokens.shape))
+
+    def forward(
+        self,
+        parameters: Parameters,
+        tokens: Array,
+        targets: Array,
+        loss_scale: float = 1.0,
+        generator: np.random.Generator | None = None,
+    ) -> tuple[float, GPTContext]:
+        """Compute the loss and keep what backward needs.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Array
+            As `init` draws them.
+        tokens, targets : Array
+            Integers of shape ``(batch, sequence)``.
+        loss_scale : float
+            Factor on the loss and so on all gradients.
+        generator : numpy.random.Generator, optional
+            Draws dropout masks; needed if the configuration has dropout.
+
+        Returns
+        -------
+        loss : float
+            `loss_scale` times the sum of the cross-entropies of all targets that count.
+        context : GPTContext
+            Owns the activations.
+
+        Raises
+        ------
+        UnsupportedArray
+            If shapes or dtypes do not fit.
+        OutOfRange
+            If a token or target lies outside the vocabulary, or a row is too long.
+        EmptyInput
+            If parameters or a needed generator are missing.
+        """
+        self._check(parameters, tokens, targets)
+        if self.config.dropout and generator is None:
+            raise EmptyInput(
+                "GPT.forward",
+                f"dropout={self.config.dropout} needs generator=; use loss() to evaluate without",
+            )
+        context = GPTContext()
+        x, context.embedding = self.embedding.forward(parameters, tokens, generator)
+        for block in self.blocks:
+            x, saved = block.forward(parameters, x, generator)
+            context.blocks.append(saved)
+        loss, context.head = self.head.forward(parameters, x, targets, loss_scale)
+        return loss, context
+
+    def backward(
+        self,
+        parameters: Parameters,
+        context: GPTContext,
+        gradients: Parameters,
+        accumulate: bool = False,
+        on_ready: OnReady | None = None,
+    ) -> None:
+        """Write all gradients, last layer first, and free the activations on the way.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Array
+            As given to `forward`.
+        context : GPTContext
+            As `forward` returned it; used up.
+        gradients : mapping of str to Array
+            One array for each parameter, written in place; views are fine.
+        accumulate : bool
+            Add to the gradients instead of writing them.
+        on_ready : callable, optional
+            Called with each name once its gradient is final, in reverse of the forward order (a
+            tied embedding comes last).
+
+        Raises
+        ------
+        EmptyInput
+            If the context was used up before, or a gradient is missing.
+        UnsupportedArray
+            If a gradient has a wrong shape.
+        """
+        if not context.head:
+            raise EmptyInput("GPT.backward", "this context was used up; call forward again")
+        missing = [name for name in self.shapes() if name not in gradients]
+        if missing:
+            raise EmptyInput("GPT.backward", f"gradients lack {', '.join(missing[:3])}")
+        to = Gradients(gradients, accumulate, on_ready)
+        grad = self.head.backward_input(parameters, context.head)
+        self.head.backward_weight(context.head, to)
+        self.head.release(context.head)
+        for block in reversed(self.blocks):
+            saved = context.blocks.pop()
+            grad = block.backward_input(parameters, saved, grad)
+            block.backward_weight(saved, to)
+        self.embedding.backward_input(parameters, context.embedding, grad)
+        self.embedding.backward_weight(context.embedding, to)
+        self.embedding.release(context.embedding)
+
+    def loss(self, parameters: Parameters, tokens: Array, targets: Array) -> float:
+        """Evaluate: the sum of the cross-entropies, without dropout and without keeping anything.
+
+        Parameters
+        ----------
+        parameters, tokens, targets
+            As given to `forward`.
+
+        Returns
+        -------
+        float
+            Sum over all targets that count, in nats.
+        """
+        self._check(parameters, tokens, targets)
+        x, saved = self.embedding.forward(parameters, tokens)
+        self.embedding.release(saved)
+        for part in self._halves():
+            x, saved = part.forward(parameters, x)
+            part.release(saved)
+        loss, saved = self.head.forward(parameters, x, targets)
+        self.head.release(saved)
+        return loss
+
+    def _halves(self) -> Iterator[Attention | FeedForward]:
+        for block in self.blocks:
+            yield from block.halves
+
+    def n_flops(self, n_tokens: int) -> int:
+        """Operations of forward and backward: ``6 n`` per weight and token, plus full attention.
+
+        Parameters
+        ----------
+        n_tokens : int
+            Tokens, in rows of the longest length.
+
+        Returns
+        -------
+        int
+            Floating-point operations, a multiply-add counted as two (Chowdhery et al. 2022).
+        """
+        c = self.config
+        lookups = {"tok.weight", "pos.weight"} - ({"tok.weight"} if c.tied else set())
+        weights = [s for n, s in self.shapes().items() if len(s) == 2 and n not in lookups]
+        n_weights = sum(math.prod(s) for s in weights)
+        return n_tokens * (6 * n_weights + 12 * c.n_layers * c.width * c.sequence)

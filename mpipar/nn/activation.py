@@ -1,0 +1,271 @@
+"""GELU, SiLU and dropout: elementwise functions that hand out their own derivative.
+
+Forward knows everything that the derivative needs while it is in the cache, so it can write the
+*slope* (dy/dx) as well, over its own input if that is not needed again. Backward is then one
+product for all of them: `slope_backward`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpipar.errors import OutOfRange
+from mpipar.nn.array import (
+    Array,
+    as_rows,
+    check_floating,
+    check_shape,
+    empty_like,
+    namespace,
+    row_chunks,
+)
+
+_GELU_LINEAR = math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
+
+
+def gelu(
+    x: Array, bias: Array | None = None, out: Array | None = None, slope: Array | None = None
+) -> Array:
+    """GELU in its tanh approximation (Hendrycks and Gimpel 2016) of ``x + bias``.
+
+    Parameters
+    ----------
+    x : Array
+        Shape ``(..., width)``.
+    bias : Array, optional
+        Shape ``(width,)``, added first.
+    out : Array, optional
+        Shape of `x`, C-contiguous.
+    slope : Array, optional
+        Receives dy/dx; shape of `x`, C-contiguous; may be `x`.
+
+    Returns
+    -------
+    Array
+        Shape of `x`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    return _apply("gelu", _gelu_chunk, x, bias, out, slope)
+
+
+def silu(
+    x: Array, bias: Array | None = None, out: Array | None = None, slope: Array | None = None
+) -> Array:
+    """SiLU, ``x * sigmoid(x)``, of ``x + bias``.
+
+    Parameters
+    ----------
+    x : Array
+        Shape ``(..., width)``.
+    bias : Array, optional
+        Shape ``(width,)``, added first.
+    out : Array, optional
+        Shape of `x`, C-contiguous.
+    slope : Array, optional
+        Receives dy/dx; shape of `x`, C-contiguous; may be `x`.
+
+    Returns
+    -------
+    Array
+        Shape of `x`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    return _apply("silu", _silu_chunk, x, bias, out, slope)
+
+
+def _apply(
+    name: str,
+    chunk_function: Callable[[Any, Array, Array, Array | None, list[Array]], None],
+    x: Array,
+    bias: Array | None,
+    out: Array | None,
+    slope: Array | None,
+) -> Array:
+    check_floating(name, x=x, bias=bias)
+    for role, array in (("out", out), ("slope", slope)):
+        if array is not None:
+            check_shape(name, role, array, tuple(x.shape))
+    if bias is not None:
+        check_shape(name, "bias", bias, (x.shape[-1],))
+    out = empty_like(x) if out is None else out
+    xp = namespace(x, bias)
+    rows, outs = as_rows(x), as_rows(out, "out")
+    slopes = None if slope is None else as_rows(slope, "slope")
+    scratch: list[Array] = []
+    for c in row_chunks(rows):
+        chunk = rows[c, :]
+        if not scratch or scratch[0].shape != chunk.shape:
+            scratch = [empty_like(chunk) for _ in range(3)]
+        if bias is not None:
+            chunk = xp.add(chunk, bias, out=scratch[2])
+        chunk_function(xp, chunk, outs[c, :], None if slopes is None else slopes[c, :], scratch)
+    return out
+
+
+def _gelu_chunk(xp: Any, x: Array, out: Array, slope: Array | None, scratch: list[Array]) -> None:
+    # y = x h with h = (1 + tanh u) / 2 and u = x (c + a x^2);
+    # dy/dx = h + x dh/dx = h + y (1 - tanh u) (c + 3 a x^2).
+    square, t = scratch[:2]
+    xp.multiply(x, x, out=square)
+    xp.multiply(square, _GELU_CUBIC, out=t)
+    xp.add(t, _GELU_LINEAR, out=t)
+    xp.multiply(t, x, out=t)
+    xp.tanh(t, out=t)
+    if slope is None:
+        xp.add(t, 1.0, out=t)
+        xp.multiply(t, 0.5, out=t)
+        xp.multiply(t, x, out=out)
+        return
+    xp.multiply(square, 3.0 * _GELU_CUBIC, out=square)
+    xp.add(square, _GELU_LINEAR, out=square)
+    h = xp.multiply(t, 0.5)
+    xp.add(h, 0.5, out=h)
+    xp.multiply(h, x, out=out)
+    xp.subtract(1.0, t, out=t)
+    xp.multiply(t, square, out=t)
+    xp.multiply(t, out, out=t)
+    xp.add(h, t, out=slope)
+
+
+def _silu_chunk(xp: Any, x: Array, out: Array, slope: Array | None, scratch: list[Array]) -> None:
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2 never overflows; dy/dx = s + y (1 - s).
+    s, rest = scratch[:2]
+    xp.multiply(x, 0.5, out=s)
+    xp.tanh(s, out=s)
+    xp.multiply(s, 0.5, out=s)
+    xp.add(s, 0.5, out=s)
+    xp.multiply(s, x, out=out)
+    if slope is not None:
+        xp.subtract(1.0, s, out=rest)
+        xp.multiply(rest, out, out=rest)
+        xp.add(s, rest, out=slope)
+
+
+def slope_backward(grad: Array, slope: Array, out: Array | None = None) -> Array:
+    """Gradient of any elementwise function with respect to its input: ``grad * slope``.
+
+    Parameters
+    ----------
+    grad : Array
+        Gradient of the output.
+    slope : Array
+        dy/dx as the forward function handed it out; shape of `grad`.
+    out : Array, optional
+        Shape of `grad`; may be either input.
+
+    Returns
+    -------
+    Array
+        Shape of `grad`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    check_floating("slope_backward", grad=grad, slope=slope)
+    check_shape("slope_backward", "slope", slope, tuple(grad.shape))
+    out = empty_like(grad) if out is None else out
+    return namespace(grad, slope).multiply(grad, slope, out=out)
+
+
+def dropout_slope(
+    like: Array, rate: float, generator: np.random.Generator, out: Array | None = None
+) -> Array:
+    """Draw a dropout mask: 0 with probability `rate`, else the scale that keeps the mean.
+
+    Multiply by it forward, and backward with `slope_backward`. The rate is rounded to a multiple of
+    2**-16 and the scale is exact for the rounded rate. The same generator state gives the same mask
+    on any device.
+
+    Parameters
+    ----------
+    like : Array
+        Gives shape, dtype and device.
+    rate : float
+        Probability of dropping, in [0, 1).
+    generator : numpy.random.Generator
+        A seeded generator; a counter-based one (Philox) makes masks independent of order.
+    out : Array, optional
+        Shape of `like`, C-contiguous.
+
+    Returns
+    -------
+    Array
+        Shape of `like`.
+
+    Raises
+    ------
+    OutOfRange
+        If `rate` is not in [0, 1).
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    if not 0.0 <= rate < 1.0:
+        raise OutOfRange("dropout rate", "[0, 1)", rate)
+    check_floating("dropout_slope", like=like)
+    out = empty_like(like) if out is None else out
+    check_shape("dropout_slope", "out", out, tuple(like.shape))
+    xp = namespace(like)
+    threshold = min(round(rate * 65536), 65535)
+    scale = 65536 / (65536 - threshold)
+    rows = as_rows(out, "out")
+    for c in row_chunks(rows):
+        draws = generator.integers(0, 65536, size=rows[c, :].shape, dtype=np.uint16)
+        kept = xp.asarray((draws >= threshold).astype(np.float32))
+        xp.multiply(xp.astype(kept, like.dtype), scale, out=rows[c, :])
+    return out
+
+
+def add_residual(
+    residual: Array, branch: Array, bias: Array | None = None, slope: Array | None = None
+) -> Array:
+    """Add ``(branch + bias) * slope`` to the residual stream in place, in one sweep.
+
+    Parameters
+    ----------
+    residual : Array
+        Shape ``(..., width)``, C-contiguous, changed in place.
+    branch : Array
+        Shape of `residual`, C-contiguous; overwritten.
+    bias : Array, optional
+        Shape ``(width,)``.
+    slope : Array, optional
+        A dropout mask of `dropout_slope`; shape of `residual`.
+
+    Returns
+    -------
+    Array
+        `residual`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    check_floating("add_residual", residual=residual, branch=branch, bias=bias, slope=slope)
+    check_shape("add_residual", "branch", branch, tuple(residual.shape))
+    xp = namespace(residual, branch)
+    rows, branches = as_rows(residual, "residual"), as_rows(branch, "branch")
+    slopes = None if slope is None else as_rows(slope)
+    for c in row_chunks(rows):
+        y = branches[c, :]
+        if bias is not None:
+            xp.add(y, bias, out=y)
+        if slopes is not None:
+            xp.multiply(y, slopes[c, :], out=y)
+        xp.add(rows[c, :], y, out=rows[c, :])
+    return residual

@@ -1,0 +1,302 @@
+"""The array layer: one set of formulas for NumPy and every other array-API library.
+
+`namespace` hands out the array's own library, with ``out=`` on every function: NumPy has it, for
+the others the result is copied. Multi-pass elementwise formulas run over row chunks that stay in
+the second-level cache (`row_chunks`), which is where their speed comes from.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import array_api_compat
+import array_api_compat.numpy as np_compat
+import numpy as np
+
+from mpipar.errors import OutOfRange, UnsupportedArray
+
+Array = Any
+"""An array of any library that follows the array-API standard."""
+
+CHUNK_BYTES = 128 * 1024
+"""Bytes of one array that a multi-pass formula works on at a time."""
+
+
+class _WithOut:
+    """A namespace whose functions take ``out=`` although the library's own may not."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._xp, name)
+        if not callable(found) or isinstance(found, type):
+            return found
+        wrapped = _copying_out(found)
+        setattr(self, name, wrapped)
+        return wrapped
+
+
+def _copying_out(function: Callable[..., Array]) -> Callable[..., Array]:
+    @functools.wraps(function)
+    def call(*args: Any, out: Array = None, **keywords: Any) -> Array:
+        result = function(*args, **keywords)
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    return call
+
+
+_wrapped: dict[str, _WithOut] = {}
+
+
+def namespace(*arrays: Array) -> Any:
+    """Return the array library of `arrays`, with ``out=`` on its functions.
+
+    Parameters
+    ----------
+    *arrays : Array
+        Arrays of one library; None is skipped.
+
+    Returns
+    -------
+    Any
+        An array-API namespace.
+
+    Raises
+    ------
+    UnsupportedArray
+        If the arrays are not arrays, or not of one library.
+    """
+    given = [a for a in arrays if a is not None]
+    if all(isinstance(a, np.ndarray | np.generic) for a in given):
+        return np_compat
+    try:
+        xp = array_api_compat.array_namespace(*given)
+    except TypeError as error:
+        kinds = ", ".join(sorted({type(a).__name__ for a in given}))
+        raise UnsupportedArray(
+            f"arrays of one array-API library are needed, got {kinds}; convert them to one first"
+        ) from error
+    return _wrapped.setdefault(xp.__name__, _WithOut(xp))
+
+
+def row_chunks(rows: Array, width: int | None = None) -> Iterator[slice]:
+    """Cut the rows of a matrix into runs of about `CHUNK_BYTES`.
+
+    Parameters
+    ----------
+    rows : Array
+        Shape ``(n_rows, width)``.
+    width : int, optional
+        Elements that a row takes up, where it is not the matrix's own width.
+
+    Yields
+    ------
+    slice
+        Consecutive runs of rows that cover all of them.
+    """
+    width = rows.shape[1] if width is None else width
+    # The standard's dtypes need not know their size; a wrong guess costs speed only.
+    row_bytes = width * getattr(rows.dtype, "itemsize", 8)
+    step = max(1, CHUNK_BYTES // max(1, row_bytes))
+    for start in range(0, rows.shape[0], step):
+        yield slice(start, min(start + step, rows.shape[0]))
+
+
+def as_rows(array: Array, role: str = "") -> Array:
+    """View an array as a matrix of its last dim.
+
+    Parameters
+    ----------
+    array : Array
+        Any array with at least one dim.
+    role : str
+        For an array that is written to: its name, and a copy is refused.
+
+    Returns
+    -------
+    Array
+        Shape ``(n_rows, width)``.
+
+    Raises
+    ------
+    UnsupportedArray
+        If `role` is given and the array cannot be viewed so.
+    """
+    if array.ndim == 2:
+        return array
+    xp = namespace(array)
+    width = array.shape[-1] if array.ndim else 1
+    shape = (array.size // max(1, width), width)
+    if not role:
+        return xp.reshape(array, shape)
+    try:
+        return xp.reshape(array, shape, copy=False)
+    except (ValueError, AttributeError) as error:
+        raise UnsupportedArray(
+            f"{role} of shape {array.shape} is not contiguous and cannot be written by rows; "
+            "pass a C-contiguous array or a two-dimensional view"
+        ) from error
+
+
+def empty_like(array: Array, shape: tuple[int, ...] | None = None) -> Array:
+    """Make an uninitialised array on the same device.
+
+    Parameters
+    ----------
+    array : Array
+        Gives library, dtype and device.
+    shape : tuple of int, optional
+        Another shape.
+
+    Returns
+    -------
+    Array
+        The new array.
+    """
+    xp = namespace(array)
+    shape = tuple(array.shape) if shape is None else shape
+    if xp is np_compat:
+        return np.empty(shape, array.dtype)
+    return xp.empty(shape, dtype=array.dtype, device=array_api_compat.device(array))
+
+
+def deliver(out: Array | None, accumulate: bool, compute: Callable[[Array | None], Array]) -> Array:
+    """Write a result into `out`, or add it there.
+
+    Parameters
+    ----------
+    out : Array or None
+        Where the result goes; None returns a new array.
+    accumulate : bool
+        Add to what `out` holds.
+    compute : callable
+        Takes the array to write to, or None for a new one; returns the result.
+
+    Returns
+    -------
+    Array
+        `out`, or the new array.
+
+    Raises
+    ------
+    UnsupportedArray
+        If `accumulate` is asked for without an `out`.
+    """
+    if accumulate and out is None:
+        raise UnsupportedArray("accumulate=True needs out=, the array to add to")
+    if not accumulate:
+        return compute(out)
+    return namespace(out).add(out, compute(None), out=out)
+
+
+def check_floating(function: str, **arrays: Array | None) -> None:
+    """Refuse arrays that are not of one real floating dtype.
+
+    Parameters
+    ----------
+    function : str
+        Who asks, for the message.
+    **arrays : Array or None
+        The arrays by their names; None is skipped.
+
+    Raises
+    ------
+    UnsupportedArray
+        If one is not floating, or two dtypes differ.
+    """
+    given = {name: a for name, a in arrays.items() if a is not None}
+    dtypes = {a.dtype for a in given.values()}
+    first = next(iter(given.values()))
+    xp = namespace(first)
+    if len(dtypes) == 1 and xp.isdtype(first.dtype, "real floating"):
+        return
+    listed = ", ".join(f"{name} is {a.dtype}" for name, a in given.items())
+    raise UnsupportedArray(
+        f"{function} computes in one real floating dtype, but {listed}; convert to float32 or float64"
+    )
+
+
+def check_shape(function: str, role: str, array: Array, expected: tuple[int, ...]) -> None:
+    """Refuse an array of another shape.
+
+    Parameters
+    ----------
+    function, role : str
+        Who asks, and the name of the array, for the message.
+    array : Array
+        What was passed.
+    expected : tuple of int
+        The shape it must have.
+
+    Raises
+    ------
+    UnsupportedArray
+        If the shape differs.
+    """
+    if tuple(array.shape) != expected:
+        raise UnsupportedArray(
+            f"{function} needs {role} of shape {expected}, got {tuple(array.shape)}"
+        )
+
+
+def check_indices(role: str, index: Array, stop: int) -> None:
+    """Refuse indices that are not whole numbers in ``0..stop``.
+
+    Parameters
+    ----------
+    role : str
+        The name of the array, for the message.
+    index : Array
+        Indices of any shape.
+    stop : int
+        One past the largest valid index.
+
+    Raises
+    ------
+    UnsupportedArray
+        If the dtype is not an integer.
+    OutOfRange
+        If an index lies outside.
+    """
+    xp = namespace(index)
+    if not xp.isdtype(index.dtype, "integral"):
+        raise UnsupportedArray(f"{role} must be integers, got {index.dtype}; convert to int64")
+    if index.size == 0:
+        return
+    low, high = int(xp.min(index)), int(xp.max(index))
+    if low < 0 or high >= stop:
+        raise OutOfRange(role, f"0..{stop} (half-open)", low if low < 0 else high)
+
+
+def add_rows_at(out: Array, index: Array, rows: Array) -> None:
+    """Add `rows` to the rows of `out` that `index` names; repeated indices add up.
+
+    Parameters
+    ----------
+    out : Array
+        Shape ``(n_out, width)``, changed in place.
+    index : Array
+        Shape ``(n,)``, integers in ``0..n_out``.
+    rows : Array
+        Shape ``(n, width)``.
+    """
+    xp = namespace(out, rows)
+    if index.size == 0:
+        return
+    if xp is np_compat:
+        order = np.argsort(index, kind="stable")
+        ordered = index[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        out[ordered[starts]] += np.add.reduceat(rows[order], starts, axis=0)
+        return
+    # The standard has no scatter: a block of one-hot rows times `rows` does the same.
+    for block in row_chunks(out, index.size):
+        ids = xp.arange(block.start, block.stop, dtype=index.dtype)
+        one_hot = xp.astype(ids[:, None] == index[None, :], rows.dtype)
+        out[block, :] = out[block, :] + xp.matmul(one_hot, rows)

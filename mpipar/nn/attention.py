@@ -1,0 +1,285 @@
+"""Causal attention in blocks, multi-head and grouped-query, with an explicit backward.
+
+The online softmax of Milakov and Gimelshein (2018) in the block order of FlashAttention (Dao et al.
+2022): no more than a block of scores exists at a time, and backward rebuilds each from the saved
+log-sum-exp. Scores are held transposed, (keys, queries), so that maximum, sum and scale of a query
+run along rows. The query heads that share a key head stand side by side as columns of one block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mpipar.errors import UnsupportedArray
+from mpipar.nn.array import Array, check_floating, check_shape, empty_like, namespace
+from mpipar.units.remainder import divisors
+
+QUERY_BLOCK = 64
+"""Queries per block, so the waste above the diagonal is half of this per query."""
+KEY_BLOCK = 256
+"""Keys per block."""
+GROUP_BYTES = 512 * 1024
+"""Bytes of scores that are worked on at a time, over as many heads as fit."""
+
+
+class _Tile(NamedTuple):
+    """One block of scores: a run of query rows against a run of keys."""
+
+    queries: slice
+    keys: slice
+    mask: Array | None  # (keys, queries), -inf where the key lies after the query
+    first: bool  # the first tile of these queries
+    last: bool  # the last tile of these queries
+    fresh: bool  # the first tile of these keys
+
+
+def _check(q: Array, k: Array, v: Array) -> None:
+    check_floating("causal_attention", q=q, k=k, v=v)
+    if q.ndim != 4 or k.ndim != 4:
+        raise UnsupportedArray(
+            "causal_attention needs q, k and v of shape (batch, heads, sequence, head_width), got "
+            f"q {tuple(q.shape)} and k {tuple(k.shape)}"
+        )
+    check_shape("causal_attention", "v", v, tuple(k.shape))
+    batch, n_heads, n_queries, width = q.shape
+    check_shape("causal_attention", "k", k, (batch, k.shape[1], k.shape[2], width))
+    if k.shape[1] < 1 or n_heads % k.shape[1]:
+        raise UnsupportedArray(
+            f"causal_attention: n_heads={n_heads} is not a multiple of n_kv_heads={k.shape[1]}; "
+            f"n_kv_heads={' or '.join(map(str, divisors(n_heads)))} would do"
+        )
+    if n_queries > k.shape[2]:
+        raise UnsupportedArray(
+            f"causal_attention: {n_queries} queries need at least as many keys, got {k.shape[2]}; "
+            "the last query sees all keys"
+        )
+
+
+def _tiles(xp: Any, q: Array, n_keys: int, group: int) -> Iterator[_Tile]:
+    """Tiles at or below the diagonal; the last query block, which sees all keys, comes first."""
+    n_queries = q.shape[2]
+    offset = n_keys - n_queries
+    starts = range(0, n_queries, QUERY_BLOCK)
+    for start in reversed(starts):
+        stop = min(start + QUERY_BLOCK, n_queries)
+        seen = stop + offset
+        for low in range(0, seen, KEY_BLOCK):
+            high = min(low + KEY_BLOCK, seen)
+            mask = None
+            if high > start + offset + 1:
+                mask = _mask(xp, q, range(low, high), range(start + offset, seen), group)
+            yield _Tile(
+                slice(start, stop),
+                slice(low, high),
+                mask,
+                low == 0,
+                high == seen,
+                start == starts[-1],
+            )
+
+
+def _mask(xp: Any, like: Array, keys: range, queries: range, group: int) -> Array:
+    rows = xp.arange(keys.start, keys.stop)[:, None]
+    columns = xp.arange(queries.start, queries.stop)[None, :]
+    bias = xp.where(rows > columns, -math.inf, 0.0)
+    return xp.astype(xp.concat([bias] * group, axis=1), like.dtype)
+
+
+def _groups(q: Array, k: Array) -> Iterator[tuple[int, slice]]:
+    """Batch rows and runs of key heads whose scores fit `GROUP_BYTES`."""
+    group = q.shape[1] // k.shape[1]
+    size = getattr(q.dtype, "itemsize", 8)
+    head = min(QUERY_BLOCK, q.shape[2]) * group * min(KEY_BLOCK, k.shape[2]) * size
+    step = max(1, GROUP_BYTES // max(1, head))
+    for row in range(q.shape[0]):
+        for start in range(0, k.shape[1], step):
+            yield row, slice(start, min(start + step, k.shape[1]))
+
+
+def _split_heads(xp: Any, array: Array, n_kv_heads: int) -> Array:
+    """(batch, heads, n, width) to (batch, kv_heads, group, n, width), a view."""
+    batch, n_heads, n, width = array.shape
+    return xp.reshape(array, (batch, n_kv_heads, n_heads // n_kv_heads, n, width))
+
+
+def _columns(xp: Any, array: Array, row: int, heads: slice, queries: slice) -> Array:
+    """A block as (kv_heads, group * n, width): a view where a group is one head."""
+    block = array[row, heads, :, queries, :]
+    n_kv, group, n, width = block.shape
+    return block[:, 0, :, :] if group == 1 else xp.reshape(block, (n_kv, group * n, width))
+
+
+def _put(xp: Any, target: Array, row: int, heads: slice, queries: slice, values: Array) -> None:
+    block = target[row, heads, :, queries, :]
+    block[...] = xp.reshape(values, block.shape)
+
+
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float | None = None,
+    out: Array | None = None,
+) -> tuple[Array, Array]:
+    """Softmax attention in which a query sees the keys up to its own position.
+
+    With more keys than queries the queries are the last positions, as with a key-value cache.
+    Extra memory is one block of scores, whatever the sequence.
+
+    Parameters
+    ----------
+    q : Array
+        Shape ``(batch, heads, n_queries, head_width)``, any strides.
+    k, v : Array
+        Shape ``(batch, kv_heads, n_keys, head_width)``; kv_heads divides heads.
+    scale : float, optional
+        Factor on the scores; ``head_width ** -0.5`` by default.
+    out : Array, optional
+        Shape of `q`, any strides.
+
+    Returns
+    -------
+    tuple of Array
+        The output (shape of `q`) and the log-sum-exp of the scores of each query, shape
+        ``(batch, kv_heads, 1, group * n_queries)`` in an order private to the backward.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    _check(q, k, v)
+    xp = namespace(q, k, v)
+    out = empty_like(q) if out is None else out
+    check_shape("causal_attention", "out", out, tuple(q.shape))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    lse = empty_like(q, (q.shape[0], k.shape[1], 1, group * q.shape[2]))
+    q5, out5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out))
+    tiles = list(_tiles(xp, q, k.shape[2], group))
+    for row, heads in _groups(q, k):
+        keys, values = k[row, heads, :, :], v[row, heads, :, :]
+        for tile in tiles:
+            if tile.first:
+                block = _columns(xp, q5, row, heads, tile.queries) * scale
+                top = total = result = None
+            s = _scores(xp, keys[:, tile.keys, :], block, tile.mask)
+            top, total, result = _online(xp, s, values[:, tile.keys, :], top, total, result)
+            if tile.last:
+                xp.divide(result, xp.matrix_transpose(total), out=result)
+                _put(xp, out5, row, heads, tile.queries, result)
+                lse[row, heads, :, _lse_columns(tile, group)] = xp.log(total) + top
+    return out, lse
+
+
+def _lse_columns(tile: _Tile, group: int) -> slice:
+    return slice(tile.queries.start * group, tile.queries.stop * group)
+
+
+def _scores(xp: Any, keys: Array, block: Array, mask: Array | None) -> Array:
+    s = xp.matmul(keys, xp.matrix_transpose(block))
+    return s if mask is None else xp.add(s, mask, out=s)
+
+
+def _online(
+    xp: Any, s: Array, values: Array, top: Array | None, total: Array | None, result: Array | None
+) -> tuple[Array, Array, Array]:
+    """Fold one block of scores into running maximum, sum and output; `s` is overwritten."""
+    new_top = xp.max(s, axis=1, keepdims=True)
+    if top is not None:
+        new_top = xp.maximum(top, new_top)
+    xp.subtract(s, new_top, out=s)
+    xp.exp(s, out=s)
+    ones = xp.ones((s.shape[0], 1, s.shape[1]), dtype=s.dtype)
+    new_total, new_result = xp.matmul(ones, s), xp.matmul(xp.matrix_transpose(s), values)
+    if top is not None:
+        shrink = xp.exp(top - new_top)
+        new_total = new_total + total * shrink
+        new_result = new_result + result * xp.matrix_transpose(shrink)
+    return new_top, new_total, new_result
+
+
+def causal_attention_backward(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    scale: float | None = None,
+    grad_q: Array | None = None,
+    grad_k: Array | None = None,
+    grad_v: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of `causal_attention` with respect to q, k and v.
+
+    Parameters
+    ----------
+    grad : Array
+        Gradient of the output, shape of `q`.
+    q, k, v, scale
+        As given to `causal_attention`.
+    out, lse : Array
+        As `causal_attention` returned them.
+    grad_q, grad_k, grad_v : Array, optional
+        Where the results go: shapes of q, k and v, any strides.
+
+    Returns
+    -------
+    tuple of Array
+        Gradients of q, k and v.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    _check(q, k, v)
+    xp = namespace(q, k, v)
+    grad_q, grad_k, grad_v = (
+        empty_like(a) if g is None else g for a, g in ((q, grad_q), (k, grad_k), (v, grad_v))
+    )
+    for role, array, like in (
+        ("grad", grad, q),
+        ("grad_q", grad_q, q),
+        ("grad_k", grad_k, k),
+        ("grad_v", grad_v, v),
+    ):
+        check_shape("causal_attention_backward", role, array, tuple(like.shape))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    q5, out5, grad5, gq5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out, grad, grad_q))
+    tiles = list(_tiles(xp, q, k.shape[2], group))
+    for row, heads in _groups(q, k):
+        keys, values, gk, gv = (a[row, heads, :, :] for a in (k, v, grad_k, grad_v))
+        for tile in tiles:
+            if tile.first:
+                block = _columns(xp, q5, row, heads, tile.queries) * scale
+                g = _columns(xp, grad5, row, heads, tile.queries)
+                o = _columns(xp, out5, row, heads, tile.queries)
+                dot = xp.sum(g * o, axis=-1)[:, None, :]
+                gq = None
+            p = _scores(xp, keys[:, tile.keys, :], block, tile.mask)
+            xp.subtract(p, lse[row, heads, :, _lse_columns(tile, group)], out=p)
+            xp.exp(p, out=p)
+            _write(xp, gv[:, tile.keys, :], p, g, tile.fresh)
+            # dS = P * (dP - D) with dP = dO V^T, transposed.
+            ds = xp.matmul(values[:, tile.keys, :], xp.matrix_transpose(g))
+            xp.subtract(ds, dot, out=ds)
+            xp.multiply(ds, p, out=ds)
+            _write(xp, gk[:, tile.keys, :], ds, block, tile.fresh)
+            part = xp.matmul(xp.matrix_transpose(ds), keys[:, tile.keys, :])
+            gq = part if gq is None else xp.add(gq, part, out=gq)
+            if tile.last:
+                _put(xp, gq5, row, heads, tile.queries, xp.multiply(gq, scale, out=gq))
+    return grad_q, grad_k, grad_v
+
+
+def _write(xp: Any, target: Array, left: Array, right: Array, fresh: bool) -> None:
+    """Write a product where nothing was written before, else add it."""
+    if fresh:
+        xp.matmul(left, right, out=target)
+    else:
+        xp.add(target, xp.matmul(left, right), out=target)
