@@ -116,7 +116,12 @@ def _apart(source: Array, buffer: Array) -> Array:
 
 
 def all_reduce(
-    info: CommInfo, x: Any, op: ReduceOp, out: Any, deterministic: bool, root: int | None = None
+    info: CommInfo,
+    x: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    out: Any = None,
+    deterministic: bool = False,
+    root: int | None = None,
 ) -> Built:
     """Call of `all_reduce`; with a root, of `reduce`."""
     op = ReduceOp(op)
@@ -155,11 +160,11 @@ def all_reduce(
 def reduce_scatter(
     info: CommInfo,
     x: Any,
-    op: ReduceOp,
-    dim: int,
-    counts: Sequence[int] | None,
-    out: Any,
-    deterministic: bool,
+    op: ReduceOp = ReduceOp.SUM,
+    dim: int = 0,
+    counts: Sequence[int] | None = None,
+    out: Any = None,
+    deterministic: bool = False,
 ) -> Built:
     """Call of `reduce_scatter`."""
     op = ReduceOp(op)
@@ -190,9 +195,9 @@ def reduce_scatter(
 def all_gather(
     info: CommInfo,
     x: Any,
-    dim: int,
-    counts: Sequence[int] | None,
-    out: Any,
+    dim: int = 0,
+    counts: Sequence[int] | None = None,
+    out: Any = None,
     root: int | None = None,
 ) -> Built:
     """Call of `all_gather`; with a root, of `gather`."""
@@ -241,10 +246,10 @@ def all_gather(
 def all_to_all(
     info: CommInfo,
     x: Any,
-    dim: int,
-    send_counts: Sequence[int] | None,
-    recv_counts: Sequence[int] | None,
-    out: Any,
+    dim: int = 0,
+    send_counts: Sequence[int] | None = None,
+    recv_counts: Sequence[int] | None = None,
+    out: Any = None,
 ) -> Built:
     """Call of `all_to_all`."""
     array = np.atleast_1d(as_array(x, "x"))
@@ -273,6 +278,7 @@ def all_to_all(
         recv_counts=tuple(r * inner for r in recvs),
         shape=array.shape,
         agreed=f"{others} dim {dim}" + (f" counts {sends}" if send_counts is None else ""),
+        uniform=send_counts is None,
     )
 
     def finish() -> Any:
@@ -281,7 +287,7 @@ def all_to_all(
     return call, finish
 
 
-def broadcast(info: CommInfo, x: Any, root: int, out: Any) -> Built:
+def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     """Call of `broadcast`."""
     array = as_array(x, "x")
     root = check_rank("root", root, info.world_size)
@@ -349,7 +355,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def send(info: CommInfo, x: Any, dest: int, tag: int) -> Built:
+def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:
     """Call of `send`."""
     array = as_array(x, "x")
     dest = check_rank("dest", dest, info.world_size)
@@ -364,7 +370,7 @@ def send(info: CommInfo, x: Any, dest: int, tag: int) -> Built:
     return call, _nothing
 
 
-def recv(info: CommInfo, out: Any, source: int, tag: int) -> Built:
+def recv(info: CommInfo, out: Any, source: int, tag: int = 0) -> Built:
     """Call of `recv`."""
     source = check_rank("source", source, info.world_size)
     if type(out) is not np.ndarray:

@@ -101,6 +101,8 @@ class Call:
         Shape of the user's input.
     agreed : str
         What must be equal on every rank beside op, dtype, reduce op and root.
+    uniform : bool
+        Whether every rank gave the same shape, so that sizes decide alike on all of them.
     deterministic : bool
         Whether sums are taken in rank order.
     blocking : bool
@@ -121,6 +123,7 @@ class Call:
     tag: int = 0
     shape: tuple[int, ...] | None = None
     agreed: str = ""
+    uniform: bool = True
     deterministic: bool = False
     blocking: bool = True
     error: ParallelismError | None = None

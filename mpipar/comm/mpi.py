@@ -1,0 +1,313 @@
+"""The MPI transport: calls on an owned communicator, watched, and checked where asked.
+
+mpi4py is imported here and in the modules beside it whose names begin with ``mpi``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+
+
+
+from mpi4py import MPI
+
+from mpipar.comm.base import Communicator
+from mpipar.comm.call import Call, CommInfo, Op
+from mpipar.comm.local import split_order
+from mpipar.comm.mpi_check import preflight, receive_header, send_header
+from mpipar.comm.mpi_engine import Engine, Program, wrong_size
+from mpipar.comm.mpi_groups import Groups, SharedGroup
+from mpipar.comm.request import Request
+from mpipar.comm.watchdog import Watchdog
+from mpipar.errors import CollectiveMismatch, ParallelismError, RankFailed
+
+_PEERS = (Op.SEND, Op.RECV)
+
+
+class MPICommunicator(Communicator):
+    """A group of MPI processes; made by `mpipar.init`, `mpipar.wrap` and `split`.
+
+    Parameters
+    ----------
+    shared : SharedGroup
+        The owned MPI communicator and what hangs on it.
+    groups : Groups
+        Where it was taken from and goes back to.
+    watchdog : Watchdog
+        Of this process.
+    deterministic : bool
+        Default of the verbs' argument.
+    """
+
+    def __init__(
+        self,
+        shared: SharedGroup,
+        groups: Groups,
+        watchdog: Watchdog,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(CommInfo(shared.comm.rank, shared.comm.size), shared.name, deterministic)
+        settings = groups.settings
+        self.world_ranks = shared.world_ranks
+        self.number = shared.number
+        self.deadline_s = settings.deadline_s
+        self.checked = settings.checked
+        self.engine: Engine = shared.engine
+        self._shared: SharedGroup | None = shared
+        self._groups = groups
+        self._watchdog = watchdog
+        self._busy = threading.Lock()
+        self._slot = watchdog.board.slot(self.number)
+        self._queue: deque[_Pending] = shared.queue
+        self._broken: ParallelismError | None = None
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """The owned mpi4py communicator: the way out, and back through `mpipar.wrap`."""
+        return self.engine.comm
+
+    # -- the seam ---------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> Request:
+        """Start one call with MPI.
+
+        Parameters
+        ----------
+        call : Call
+            Any call.
+
+        Returns
+        -------
+        Request
+            Ended if the call is blocking.
+
+        Raises
+        ------
+        RankFailed
+            If the communicator is closed, or another thread is inside it.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RankFailed(
+                f"two threads call {self.name} at the same time; give each thread its own group: "
+                "comm.split(0, purpose='thread name')"
+            )
+        try:
+            self._refuse(call)
+            pending = _Pending(call, self._guarded(call), self._arrive(call))
+            if call.blocking:
+                self._drive(pending)
+                return Request(call)
+            if call.op in _PEERS:
+                self._shared_peers().append(pending)
+            else:
+                self._queue.append(pending)
+            self._advance_all()
+            return Request(
+                call,
+                lambda: self._advance(pending),
+                lambda: self._explain(pending),
+                self.deadline_s,
+            )
+        finally:
+            self._busy.release()
+
+    def progress(self) -> None:
+        """Move pending calls on without waiting for any of them."""
+        with self._busy:
+            self._advance_all()
+
+    def split(
+        self, color: int | None, key: int = 0, purpose: str = "split"
+    ) -> Communicator | None:
+        """Make one group per color. Collective over this group.
+
+        Parameters
+        ----------
+        color, key, purpose
+            As in `Communicator.split`.
+
+        Returns
+        -------
+        Communicator or None
+            The group of this rank; groups of the same ranks and purpose share one MPI
+            communicator, counted, which is freed when the last of them is closed.
+        """
+        order = split_order(self.all_gather_json([color, key, purpose]), color)
+        ranks = tuple(self.world_ranks[r] for r in order)
+        shared = self._groups.make(self, ranks, order, purpose)
+        if shared is None:
+            return None
+        return MPICommunicator(shared, self._groups, self._watchdog, self.deterministic)
+
+    def close(self) -> None:
+        """Release the group. Collective over it; closing twice does nothing."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            self._groups.release(shared)
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _refuse(self, call: Call) -> None:
+        if self._shared is None:
+            raise RankFailed(f"{self.name} is closed; {call} came after close()")
+        if self._broken is not None:
+            raise RankFailed(f"{self.name} is unusable since: {self._broken}")
+        if call.error is not None and (not self.checked or call.op in _PEERS):
+            raise call.error
+
+    def _arrive(self, call: Call) -> int:
+        """Publish on the board how far this rank is."""
+        if call.op in _PEERS or self._shared is None:
+            return 0
+        self._shared.sequence += 1
+        mark = self.number << 32 | self._shared.sequence
+        self._watchdog.board.words[self._slot] = mark
+        return mark
+
+    def _guarded(self, call: Call) -> Program:
+        """The program of a call, after the check that all ranks make the same one."""
+        if self.checked and self.size > 1:
+            if call.op is Op.SEND:
+                yield from send_header(self.engine, call)
+            elif call.op is Op.RECV:
+                yield from receive_header(self.engine, call)
+            else:
+                yield from preflight(self.engine, call)
+        yield from self.engine.program(call)
+
+    def _drive(self, pending: _Pending) -> None:
+        """Carry a blocking call to its end; earlier pending collectives go first."""
+        call = pending.call
+        self._watchdog.current = (call, self, pending.mark)
+        try:
+            while self._queue and call.op not in _PEERS:
+                self._queue[0].block()
+                self._queue.popleft()
+            if self.checked:
+                self._drive_with_deadline(pending)
+            else:
+                pending.block()
+        finally:
+            self._watchdog.current = None
+
+    def _drive_with_deadline(self, pending: _Pending) -> None:
+        """In checked mode a deadline is an exception, not the end of the job."""
+        object.__setattr__(pending.call, "blocking", False)
+        self._watchdog.current = None
+        request = Request(
+            pending.call,
+            pending.step,
+            lambda: self._explain(pending),
+            self.deadline_s,
+        )
+        try:
+            request.wait()
+        except TimeoutError as error:
+            if pending.cancel():
+                raise
+            self._broken = error if isinstance(error, ParallelismError) else None
+            raise
+        finally:
+            object.__setattr__(pending.call, "blocking", True)
+
+    def _advance(self, pending: _Pending) -> bool:
+        if not pending.done:
+            with self._busy:
+                self._advance_all()
+        if pending.error is not None:
+            raise pending.error
+        return pending.done
+
+    def _advance_all(self) -> None:
+        peers = self._shared_peers()
+        for each in [p for p in peers if p.settle()]:
+            peers.remove(each)
+        while self._queue and self._queue[0].settle():
+            self._queue.popleft()
+
+    def _shared_peers(self) -> list[_Pending]:
+        return self._shared.peers if self._shared is not None else []
+
+    def _explain(self, pending: _Pending) -> str:
+        absent, gone = self._watchdog.missing(pending.call, self, pending.mark)
+        text = f"; not arrived: ranks {', '.join(map(str, absent))}" if absent else ""
+        return "; ".join([text, *gone])
+
+
+class _Pending:
+    """One call under way: its program and the MPI request that it waits for."""
+
+    def __init__(self, call: Call, program: Program, mark: int) -> None:
+        self.call = call
+        self.mark = mark
+        self.done = False
+        self.error: BaseException | None = None
+        self._program = program
+        self._request: MPI.Request | None = None
+        self._status = MPI.Status()
+
+    def block(self) -> None:
+        """Carry the call to its end, waiting inside the MPI."""
+        try:
+            if self._request is not None:
+                self._request.Wait(self._status)
+            request = self._next(self._request is None)
+            while request is not None:
+                request.Wait(self._status)
+                request = self._next(False)
+        except MPI.Exception as error:
+            raise _translated(self.call, error) from None
+        self.done = True
+
+    def step(self) -> bool:
+        """Move on without waiting; whether the call has ended."""
+        try:
+            if self._request is None:
+                self._request = self._next(True)
+            while self._request is not None:
+                if not self._request.Test(self._status):
+                    return False
+                self._request = self._next(False)
+        except MPI.Exception as error:
+            raise _translated(self.call, error) from None
+        self.done = True
+        return True
+
+    def settle(self) -> bool:
+        """Like `step`, but an error is kept for the one who waits."""
+        try:
+            return self.step()
+        except Exception as error:
+            self.error, self.done = error, True
+            return True
+
+    def cancel(self) -> bool:
+        """Take back a receive that nothing came for; collectives cannot be taken back."""
+        if self.call.op is not Op.RECV or self._request is None:
+            return False
+        self._request.Cancel()
+        self._request.Wait(self._status)
+        self._program.close()
+        return bool(self._status.Is_cancelled())
+
+    def _next(self, first: bool) -> MPI.Request | None:
+        try:
+            return next(self._program) if first else self._program.send(self._status)
+        except StopIteration:
+            return None
+
+
+def _translated(call: Call, error: MPI.Exception) -> ParallelismError:
+    """An error of the MPI as one of ours."""
+    kind = error.Get_error_class()
+    if kind == MPI.ERR_TRUNCATE and call.op is Op.RECV:
+        return wrong_size(call, "more")
+    if kind == MPI.ERR_TRUNCATE:
+        return CollectiveMismatch(
+            f"{call}: ranks gave different sizes ({error}); MPIPAR_CHECK=1 names them"
+        )
+    return RankFailed(f"{call} failed in the MPI: {error}")
+
+

@@ -1,0 +1,106 @@
+"""Starting MPI: the world communicator, its board, its watchdog, and the hooks for its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+from mpipar.comm.board import Board
+from mpipar.comm.lifecycle import Job, install
+from mpipar.comm.mpi import MPICommunicator
+from mpipar.comm.mpi_groups import Groups, Settings
+from mpipar.comm.watchdog import Watchdog
+from mpipar.errors import LaunchError
+from mpipar.launch.environment import check_launch
+
+
+class World:
+    """MPI as this process sees it; one an interpreter.
+
+    Parameters
+    ----------
+    settings : Settings
+        Switches of the transport.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        base = MPI.COMM_WORLD
+        check_launch(os.environ, base.size, MPI.Get_library_version())
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE and base.size > 1:
+            raise LaunchError(
+                "the MPI library gives no MPI_THREAD_MULTIPLE, which the watchdog needs; leave "
+                "mpi4py.rc.thread_level at 'multiple'"
+            )
+        self.groups = Groups(settings)
+        self.node = base.Split_type(MPI.COMM_TYPE_SHARED)
+        world = base.Dup()
+        on_node = tuple(self.node.allgather(base.rank))
+        node = self.node
+        self.board = Board(
+            on_node,
+            node.rank,
+            lambda text: _share(node, text),
+            node.Barrier,
+        )
+        self.job = Job(base.rank, self.board, base.Abort)
+        self.watchdog = Watchdog(self.board, base.rank, self.job.end)
+        install(self.job)
+        shared = self.groups.adopt(world, tuple(range(base.size)), "world")
+        self.comm = MPICommunicator(shared, self.groups, self.watchdog)
+
+    def wrap(self, comm: MPI.Intracomm) -> MPICommunicator:
+        """A communicator of ours over the ranks of the user's. Collective over it.
+
+        Parameters
+        ----------
+        comm : MPI.Intracomm
+            Stays the user's; its traffic and ours never meet.
+
+        Returns
+        -------
+        MPICommunicator
+            Over a duplicate.
+
+        Raises
+        ------
+        LaunchError
+            If it is no intracommunicator.
+        """
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise LaunchError(f"wrap needs an mpi4py intracommunicator, got {type(comm).__name__}")
+        mine, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = MPI.Group.Translate_ranks(mine, list(range(mine.size)), everyone)
+        mine.Free()
+        everyone.Free()
+        purpose = f"wrapped {self.groups.n_made}"
+        shared = self.groups.adopt(comm.Dup(), tuple(ranks), purpose)
+        return MPICommunicator(shared, self.groups, self.watchdog)
+
+
+def _share(node: MPI.Intracomm, text: str) -> str:
+    """The text of the node's first rank."""
+    raw = np.zeros(4096, np.uint8)
+    data = text.encode()
+    raw[: len(data)] = np.frombuffer(data, np.uint8)
+    node.Bcast(raw, 0)
+    return bytes(raw).rstrip(b"\0").decode()
+
+
+def start(settings: Settings) -> World:
+    """Start MPI in this process.
+
+    Parameters
+    ----------
+    settings : Settings
+        Switches of the transport.
+
+    Returns
+    -------
+    World
+        With the world communicator. Collective over all processes of the job.
+    """
+    sys.stdout.flush()
+    return World(settings)
