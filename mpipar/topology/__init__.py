@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-
     from mpipar.topology.cluster import Cluster, Figure, NodeClass, Origin, Tier
     from mpipar.topology.cluster_file import cluster_from_toml, cluster_to_toml, load_cluster
+    from mpipar.topology.cost import CollectiveCost, LinkCost, cheapest, collective_cost
+    from mpipar.topology.cost_fit import CostFit, fit_cost
     from mpipar.topology.devices import (
         DeviceId,
         DeviceInfo,
