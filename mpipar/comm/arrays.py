@@ -6,6 +6,7 @@ Nothing outside this module asks what kind of array it holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ def flat(x: Array) -> Array:
     return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
 
 
+@lru_cache(maxsize=256)
 def accumulation_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
     """In which type a reduction is carried out.
 
@@ -123,6 +125,7 @@ def _is_small_float(dtype: np.dtype[Any]) -> bool:
     )
 
 
+@lru_cache(maxsize=256)
 def result_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
     """Element type of the result of a reduction.
 

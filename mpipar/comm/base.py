@@ -574,8 +574,7 @@ class Communicator:
 
     def _begin(self, op: Op, x: Any, /, **arguments: Any) -> Request:
         call, finish = self._built(op, x, arguments)
-        object.__setattr__(call, "blocking", False)
-        request = self.submit(call)
+        request = self.submit(call._replace(blocking=False))
         request.finish = finish
         return request
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.arrays import (
-    accumulation_dtype,
     as_array,
     flat,
     location_dtype,
@@ -124,15 +123,17 @@ def all_reduce(
     root: int | None = None,
 ) -> Built:
     """Call of `all_reduce`; with a root, of `reduce`."""
-    op = ReduceOp(op)
+    if type(op) is not ReduceOp:
+        op = ReduceOp(op)
     array = as_array(x, "x")
     kind = Op.ALL_REDUCE if root is None else Op.REDUCE
     if root is not None:
         root = check_rank("root", root, info.world_size)
-    accumulation_dtype(array.dtype, op)
-    dtype = location_dtype(array.dtype) if op in _LOCATION else result_dtype(array.dtype, op)
-    if op in _LOCATION and out is not None:
-        raise UnsupportedArray(f"{op} returns two arrays and takes no out")
+    dtype = result_dtype(array.dtype, op)
+    if op in _LOCATION:
+        dtype = location_dtype(dtype)
+        if out is not None:
+            raise UnsupportedArray(f"{op} returns two arrays and takes no out")
     receives = root is None or info.rank == root
     buffer, restore = _target(out, array.shape, dtype) if receives else _target(None, (0,), dtype)
     call = Call(
@@ -142,7 +143,7 @@ def all_reduce(
         op,
         root,
         shape=array.shape,
-        agreed=str(array.shape),
+        agreed=array.shape,
         deterministic=deterministic,
     )
 
@@ -167,16 +168,17 @@ def reduce_scatter(
     deterministic: bool = False,
 ) -> Built:
     """Call of `reduce_scatter`."""
-    op = ReduceOp(op)
+    if type(op) is not ReduceOp:
+        op = ReduceOp(op)
     array = np.atleast_1d(as_array(x, "x"))
     dim = _dim(array, dim)
     if op in _LOCATION:
         raise UnsupportedArray(f"{op} is not scattered: use all_reduce and slice")
-    accumulation_dtype(array.dtype, op)
+    dtype = result_dtype(array.dtype, op)
     sizes = _sizes(counts, array.shape[dim], info.world_size, "counts")
     inner = array.size // array.shape[dim] if array.shape[dim] else 0
     shape = (*array.shape[:dim], sizes[info.rank], *array.shape[dim + 1 :])
-    buffer, restore = _target(out, shape, result_dtype(array.dtype, op))
+    buffer, restore = _target(out, shape, dtype)
     packed = pack(array, dim, sizes)
     call = Call(
         Op.REDUCE_SCATTER,
@@ -294,7 +296,7 @@ def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     buffer, restore = _target(out, array.shape, array.dtype)
     source = _apart(flat(array), buffer) if info.rank == root else None
     call = Call(
-        Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=str(array.shape)
+        Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=array.shape
     )
     return call, lambda: restore(buffer)
 
@@ -365,7 +367,7 @@ def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:
         peer=dest,
         tag=_tag(tag),
         shape=array.shape,
-        agreed=f"{array.shape}",
+        agreed=array.shape,
     )
     return call, _nothing
 
@@ -382,7 +384,7 @@ def recv(info: CommInfo, out: Any, source: int, tag: int = 0) -> Built:
         peer=source,
         tag=_tag(tag),
         shape=out.shape,
-        agreed=f"{out.shape}",
+        agreed=out.shape,
     )
     return call, lambda: restore(buffer)
 

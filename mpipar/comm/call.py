@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,7 @@ class CommInfo:
         return self.rank == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One operation: what a transport gets, a trace keeps and ranks compare.
 
     Arrays are flat and C-contiguous here: dims and layouts were resolved by the verb, blocks for
@@ -99,8 +98,8 @@ class Call:
         For send and recv.
     shape : tuple of int or None
         Shape of the user's input.
-    agreed : str
-        What must be equal on every rank beside op, dtype, reduce op and root.
+    agreed : object
+        What must be equal on every rank beside op, dtype, reduce op and root; printed when needed.
     uniform : bool
         Whether every rank gave the same shape, so that sizes decide alike on all of them.
     deterministic : bool
@@ -122,7 +121,7 @@ class Call:
     peer: int = -1
     tag: int = 0
     shape: tuple[int, ...] | None = None
-    agreed: str = ""
+    agreed: object = ""
     uniform: bool = True
     deterministic: bool = False
     blocking: bool = True
@@ -149,8 +148,8 @@ class Call:
             parts.append(str(self.reduce_op))
         if self.dtype is not None and self.op is not Op.SCATTER:
             parts.append(self.dtype.name)
-        if self.agreed:
-            parts.append(self.agreed)
+        if self.agreed != "":
+            parts.append(str(self.agreed))
         if self.root is not None:
             parts.append(f"root {self.root}")
         if self.deterministic:

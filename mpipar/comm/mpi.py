@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 
 
@@ -19,9 +22,9 @@ from mpipar.comm.local import split_order
 from mpipar.comm.mpi_check import preflight, receive_header, send_header
 from mpipar.comm.mpi_engine import Engine, Program, wrong_size
 from mpipar.comm.mpi_groups import Groups, SharedGroup
-from mpipar.comm.request import Request
+from mpipar.comm.request import ENDED, Request
 from mpipar.comm.watchdog import Watchdog
-from mpipar.errors import CollectiveMismatch, ParallelismError, RankFailed
+from mpipar.errors import CollectiveMismatch, CollectiveTimeout, ParallelismError, RankFailed
 
 _PEERS = (Op.SEND, Op.RECV)
 
@@ -95,10 +98,14 @@ class MPICommunicator(Communicator):
             )
         try:
             self._refuse(call)
-            pending = _Pending(call, self._guarded(call), self._arrive(call))
+            mark = self._arrive(call)
+            if call.blocking and not self._queue and not self.checked:
+                self._carry_out(call, mark)
+                return ENDED
             if call.blocking:
-                self._drive(pending)
-                return Request(call)
+                self._drive(_Pending(call, self._guarded(call._replace(blocking=False)), mark))
+                return ENDED
+            pending = _Pending(call, self._guarded(call), mark)
             if call.op in _PEERS:
                 self._shared_peers().append(pending)
             else:
@@ -141,6 +148,34 @@ class MPICommunicator(Communicator):
             return None
         return MPICommunicator(shared, self._groups, self._watchdog, self.deterministic)
 
+    def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
+        """The handle of `prepare`: what can be decided once is decided here."""
+        native = self.engine.bound(call) if call.error is None and not self.checked else None
+        if native is None:
+            return super()._prepared(call, finish)
+        function, arguments = native
+        shared, watchdog, queue, busy = self._shared, self._watchdog, self._queue, self._busy
+        words, slot, high = watchdog.board.words, self._slot, self.number << 32
+        token, result = (call, self, 0), finish()
+
+        def handle() -> Any:
+            if queue or shared is None or self._shared is None or not busy.acquire(False):
+                self.submit(call)
+                return result
+            shared.sequence += 1
+            words[slot] = high | shared.sequence
+            watchdog.current = token
+            try:
+                function(*arguments)
+            except MPI.Exception as error:
+                raise _translated(call, error) from None
+            finally:
+                watchdog.current = None
+                busy.release()
+            return result
+
+        return handle
+
     def close(self) -> None:
         """Release the group. Collective over it; closing twice does nothing."""
         shared, self._shared = self._shared, None
@@ -177,40 +212,40 @@ class MPICommunicator(Communicator):
                 yield from preflight(self.engine, call)
         yield from self.engine.program(call)
 
-    def _drive(self, pending: _Pending) -> None:
-        """Carry a blocking call to its end; earlier pending collectives go first."""
-        call = pending.call
-        self._watchdog.current = (call, self, pending.mark)
+    def _carry_out(self, call: Call, mark: int) -> None:
+        """A blocking call with nothing before it: the shortest way."""
+        self._watchdog.current = (call, self, mark)
         try:
-            while self._queue and call.op not in _PEERS:
-                self._queue[0].block()
-                self._queue.popleft()
-            if self.checked:
-                self._drive_with_deadline(pending)
-            else:
-                pending.block()
+            program = self.engine.program(call)
+            request = next(program, None)
+            if request is not None:
+                _Pending(call, program, mark, request).block()
+        except MPI.Exception as error:
+            raise _translated(call, error) from None
         finally:
             self._watchdog.current = None
 
-    def _drive_with_deadline(self, pending: _Pending) -> None:
-        """In checked mode a deadline is an exception, not the end of the job."""
-        object.__setattr__(pending.call, "blocking", False)
-        self._watchdog.current = None
-        request = Request(
-            pending.call,
-            pending.step,
-            lambda: self._explain(pending),
-            self.deadline_s,
-        )
+    def _drive(self, pending: _Pending) -> None:
+        """A blocking call behind pending collectives, which go first, or in checked mode.
+
+        In checked mode a deadline is an exception, not the end of the job.
+        """
+        if pending.call.op not in _PEERS:
+            while self._queue:
+                self._wait_for(self._queue[0])
+                self._queue.popleft()
+        self._wait_for(pending)
+        if pending.error is not None:
+            raise pending.error
+
+    def _wait_for(self, pending: _Pending) -> None:
+        explain = partial(self._explain, pending)
         try:
-            request.wait()
-        except TimeoutError as error:
-            if pending.cancel():
-                raise
-            self._broken = error if isinstance(error, ParallelismError) else None
+            Request(pending.call, pending.settle, explain, self.deadline_s).wait()
+        except CollectiveTimeout as error:
+            if not pending.cancel():
+                self._broken = error
             raise
-        finally:
-            object.__setattr__(pending.call, "blocking", True)
 
     def _advance(self, pending: _Pending) -> bool:
         if not pending.done:
@@ -239,26 +274,22 @@ class MPICommunicator(Communicator):
 class _Pending:
     """One call under way: its program and the MPI request that it waits for."""
 
-    def __init__(self, call: Call, program: Program, mark: int) -> None:
+    def __init__(
+        self, call: Call, program: Program, mark: int, request: MPI.Request | None = None
+    ) -> None:
         self.call = call
         self.mark = mark
         self.done = False
         self.error: BaseException | None = None
         self._program = program
-        self._request: MPI.Request | None = None
+        self._request = request
         self._status = MPI.Status()
 
     def block(self) -> None:
-        """Carry the call to its end, waiting inside the MPI."""
-        try:
-            if self._request is not None:
-                self._request.Wait(self._status)
-            request = self._next(self._request is None)
-            while request is not None:
-                request.Wait(self._status)
-                request = self._next(False)
-        except MPI.Exception as error:
-            raise _translated(self.call, error) from None
+        """Carry the call to its end from its first request on, waiting inside the MPI."""
+        while self._request is not None:
+            self._request.Wait(self._status)
+            self._request = self._next(False)
         self.done = True
 
     def step(self) -> bool:

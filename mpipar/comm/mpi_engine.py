@@ -74,6 +74,36 @@ class Engine:
         """
         return self._programs[call.op](call)
 
+    def bound(self, call: Call) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+        """A call that is one native operation on its own buffers, as function and arguments.
+
+        Parameters
+        ----------
+        call : Call
+            A blocking call.
+
+        Returns
+        -------
+        tuple or None
+            None where the call is more than that.
+        """
+        source, target, op = call.input, call.output, call.reduce_op
+        if call.op is Op.BARRIER:
+            return self.comm.Barrier, ()
+        if source is None or target is None or target.nbytes > self.max_bytes:
+            return None
+        if call.op is Op.ALL_REDUCE and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            mpi_op = _native_op(call, source)
+            if mpi_op is not None and accumulation_dtype(source.dtype, op) == target.dtype:
+                return self.comm.Allreduce, (
+                    MPI.IN_PLACE if source is target else source,
+                    target,
+                    mpi_op,
+                )
+        if call.op is Op.ALL_GATHER and len(set(call.counts or ())) == 1:
+            return self.comm.Allgather, (_bytes(source), _bytes(target))
+        return None
+
     def _native(self, blocking: bool, name: str, *arguments: Any) -> Program:
         if blocking:
             getattr(self.comm, name)(*arguments)
@@ -109,11 +139,14 @@ class Engine:
             yield from self._exchange_reduce(call.blocking, source, target, op)
             return
         wide = accumulation_dtype(source.dtype, op)
-        work = target if target.dtype == wide else np.empty(source.size, wide)
-        if source is not work:
-            work[...] = source
-        for part in self._chunks(work.size, wide.itemsize):
-            yield from self._native(call.blocking, "Allreduce", MPI.IN_PLACE, work[part], mpi_op)
+        sent = source if source.dtype == wide else source.astype(wide)
+        work = target if target.dtype == wide else sent
+        if call.blocking and work.nbytes <= self.max_bytes:
+            self.comm.Allreduce(MPI.IN_PLACE if sent is work else sent, work, mpi_op)
+        else:
+            for part in self._chunks(work.size, wide.itemsize):
+                given = MPI.IN_PLACE if sent is work else sent[part]
+                yield from self._native(call.blocking, "Allreduce", given, work[part], mpi_op)
         self._store(work, target, op)
 
     def _reduce(self, call: Call) -> Program:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpipar.comm.call import Call
+from mpipar.comm.call import Call, Op
 from mpipar.errors import CollectiveTimeout, EmptyInput
 
 _log = logging.getLogger("mpipar")
@@ -120,6 +120,10 @@ class Request:
         """Report an unfinished request; its arrays stay with the communicator."""
         if getattr(self, "_advance", None) is not None:
             _log.warning("request dropped before it ended: %s", self.call)
+
+
+ENDED = Request(Call(Op.BARRIER))
+"""What a transport returns for a blocking call that has ended."""
 
 
 def pause(n_turns: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import agree, check_message, complete, split_order
-from mpipar.comm.request import Request
+from mpipar.comm.request import ENDED, Request
 from mpipar.comm.turns import Turns
 from mpipar.errors import CollectiveTimeout, CountOutOfRange, ParallelismError, RankFailed, rebuild
 
@@ -253,7 +253,7 @@ class ThreadCommunicator(Communicator):
         if call.blocking:
             self._wait(call, ready)
             collect()
-            return Request(call)
+            return ENDED
 
         def advance() -> bool:
             if not ready():
