@@ -6,12 +6,10 @@ job instead of leaving the others in a collective call.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mpipar.cli.main import USAGE, whole_lines
 
@@ -33,7 +31,8 @@ def run_program(words: list[str]) -> None:
         exec(compile(words[1], "<string>", "exec"), namespace)
     else:
         sys.argv = words
-        sys.path[0] = str(Path(words[0]).resolve().parent)
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(words[0]).resolve().parent)
         runpy.run_path(words[0], run_name="__main__")
 
 
@@ -50,23 +49,23 @@ def main() -> int:
         print("usage: python -m mpipar.cli.program FILE|-m MODULE|-c CODE ...", file=sys.stderr)
         return USAGE
     whole_lines()
-    try:
-        from mpipar.comm.lifecycle import run_as_rank
-    except ImportError:  # until that module stands: leave at once, so that the launcher acts
-        run_as_rank = _end_at_once
-    return run_as_rank(lambda: run_program(words))
+    from mpipar.comm.lifecycle import run_as_rank
+
+    code = run_as_rank(lambda: run_program(words))
+    if code and "mpipar.comm.mpi_world" not in sys.modules:
+        _abort_plain_mpi(code)
+    return code
 
 
-def _end_at_once(function: Callable[[], object]) -> int:
-    try:
-        function()
-    except SystemExit:
-        raise
-    except BaseException:
-        traceback.print_exc()
+def _abort_plain_mpi(code: int) -> None:
+    """End the job of a program that started MPI by itself, as ``python -m mpi4py`` would.
+
+    Leaving the interpreter would finalise MPI, which waits for the other ranks for ever.
+    """
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         sys.stdout.flush()
-        os._exit(1)
-    return 0
+        mpi.COMM_WORLD.Abort(code)
 
 
 if __name__ == "__main__":
