@@ -4,89 +4,33 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpipar.errors import CountOutOfRange, EmptyInput, OutOfRange, UnsupportedArray
-from mpipar.models.layers import Attention, Block, Embedding, FeedForward, Head
+from mpipar.errors import EmptyInput, UnsupportedArray
+from mpipar.models.config import GPTConfig
+from mpipar.models.layers import Block, Embedding, Head
 from mpipar.models.parts import Gradients, OnReady, Parameters, Saved
 from mpipar.models.workspace import Workspace
-from mpipar.nn.array import Array, check_shape
-from mpipar.units.remainder import exact_size
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Shape of a GPT.
-
-    Attributes
-    ----------
-    n_layers, width, n_heads, sequence, vocabulary : int
-        Layers, width of the residual stream, query heads, longest row of tokens, token values.
-    n_kv_heads : int, optional
-        Key and value heads, dividing `n_heads`; as many as query heads by default.
-    hidden_factor : int
-        Width of the feed-forward layer over `width`.
-    dropout : float
-        On the embedding and on both branches of a block, in training.
-    eps : float
-        Of the layer norms.
-    tied : bool
-        The head uses the token embedding.
-    ignore_index : int
-        Targets of this value do not count.
-    label_smoothing : float
-        Share of the target spread over the vocabulary.
-    """
-
-    n_layers: int = 4
-    width: int = 256
-    n_heads: int = 4
-    sequence: int = 128
-    vocabulary: int = 256
-    n_kv_heads: int | None = None
-    hidden_factor: int = 4
-    dropout: float = 0.0
-    eps: float = 1e-5
-    tied: bool = False
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("n_layers", "width", "n_heads", "sequence", "vocabulary", "hidden_factor"):
-            if getattr(self, name) < 1:
-                raise CountOutOfRange(name, "1 or more", getattr(self, name))
-        exact_size(self.width, self.n_heads, "width", "n_heads")
-        if self.n_kv_heads is not None:
-            exact_size(self.n_heads, self.n_kv_heads, "n_heads", "n_kv_heads")
-        for name in ("dropout", "label_smoothing"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise OutOfRange(name, "[0, 1)", getattr(self, name))
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
-
-    @property
-    def head_width(self) -> int:
-        """Width of one head."""
-        return self.width // self.n_heads
-
-    @property
-    def hidden(self) -> int:
-        """Width of the feed-forward layer."""
-        return self.hidden_factor * self.width
+from mpipar.nn.array import Array
+from mpipar.nn.checks import check_shape
 
 
 @dataclass
 class GPTContext:
-    """Activations of one forward pass, used up by one backward pass."""
+    """Activations of one forward pass, used up by one backward pass.
+
+    Attributes
+    ----------
+    embedding, head : Saved
+        What the first and the last layer keep.
+    blocks : list of list of Saved
+        What both halves of each block keep.
+    """
 
     embedding: Saved = field(default_factory=dict)
-    blocks: list[tuple[Saved, ...]] = field(default_factory=list)
+    blocks: list[list[Saved]] = field(default_factory=list)
     head: Saved = field(default_factory=dict)
 
 
@@ -108,11 +52,10 @@ class GPT:
 
     def __init__(self, config: GPTConfig) -> None:
         self.config = config
-        self.workspace = w = Workspace()
-        self.embedding = Embedding(config, "", w)
-        names = [f"blocks.{i}." for i in range(config.n_layers)]
-        self.blocks = [Block(Attention(config, n, w), FeedForward(config, n, w)) for n in names]
-        self.head = Head(config, "", w)
+        self.workspace = Workspace()
+        self.embedding = Embedding(config, self.workspace)
+        self.blocks = [Block(config, self.workspace, i) for i in range(config.n_layers)]
+        self.head = Head(config, self.workspace)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the parameter shapes by name, in forward order.
@@ -122,8 +65,9 @@ class GPT:
         dict of str to tuple of int
             Shapes.
         """
-        parts = [self.embedding, *self.blocks, self.head]
-        return {name: shape for part in parts for name, shape in part.shapes().items()}
+        inner = [block.shapes() for block in self.blocks]
+        parts = [self.embedding.shapes(), *inner, self.head.shapes()]
+        return {name: shape for part in parts for name, shape in part.items()}
 
     def init(self, seed: int, dtype: np.typing.DTypeLike = np.float32) -> dict[str, np.ndarray]:
         """Draw parameters; each depends on the seed and its own name only.
@@ -258,22 +202,22 @@ class GPT:
         to = Gradients(gradients, accumulate, on_ready)
         grad = self.head.backward_input(parameters, context.head)
         self.head.backward_weight(context.head, to)
-        self.head.release(context.head)
         for block in reversed(self.blocks):
             saved = context.blocks.pop()
             grad = block.backward_input(parameters, saved, grad)
             block.backward_weight(saved, to)
-        self.embedding.backward_input(parameters, context.embedding, grad)
+        self.embedding.backward_input(context.embedding, grad)
         self.embedding.backward_weight(context.embedding, to)
-        self.embedding.release(context.embedding)
 
     def loss(self, parameters: Parameters, tokens: Array, targets: Array) -> float:
         """Evaluate: the sum of the cross-entropies, without dropout and without keeping anything.
 
         Parameters
         ----------
-        parameters, tokens, targets
-            As given to `forward`.
+        parameters : mapping of str to Array
+            As `init` draws them.
+        tokens, targets : Array
+            Integers of shape ``(batch, sequence)``.
 
         Returns
         -------
@@ -283,16 +227,12 @@ class GPT:
         self._check(parameters, tokens, targets)
         x, saved = self.embedding.forward(parameters, tokens)
         self.embedding.release(saved)
-        for part in self._halves():
-            x, saved = part.forward(parameters, x)
-            part.release(saved)
+        for half in (half for block in self.blocks for half in block.halves):
+            x, saved = half.forward(parameters, x)
+            half.release(saved)
         loss, saved = self.head.forward(parameters, x, targets)
         self.head.release(saved)
         return loss
-
-    def _halves(self) -> Iterator[Attention | FeedForward]:
-        for block in self.blocks:
-            yield from block.halves
 
     def n_flops(self, n_tokens: int) -> int:
         """Operations of forward and backward: ``6 n`` per weight and token, plus full attention.

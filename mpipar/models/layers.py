@@ -1,7 +1,4 @@
-"""The layers of a GPT: embedding, block (attention and feed-forward) and head.
-
-The residual stream is updated in place: what a layer returns is the array that it was given.
-"""
+"""The layers of a GPT: embedding, block (attention and feed-forward) and head."""
 
 from __future__ import annotations
 
@@ -9,27 +6,49 @@ import numpy as np
 
 from mpipar import nn
 from mpipar.errors import OutOfRange
-from mpipar.models.parts import Gradients, Parameters, Part, Saved
+from mpipar.models.config import GPTConfig
+from mpipar.models.parts import Gradients, Parameters, Part, Residual, Saved
+from mpipar.models.workspace import Workspace
 from mpipar.nn.array import Array, namespace
 
 
 class Embedding(Part):
     """Token and learned position embeddings: the first layer."""
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
         return {"tok.weight": (c.vocabulary, c.width), "pos.weight": (c.sequence, c.width)}
 
     def forward(
         self, p: Parameters, tokens: Array, generator: np.random.Generator | None = None
     ) -> tuple[Array, Saved]:
+        """Look tokens up and add their positions.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        tokens : Array
+            Integers of shape ``(batch, sequence)``.
+        generator : numpy.random.Generator, optional
+            Draws dropout masks; none are drawn without it.
+
+        Returns
+        -------
+        tuple of Array and Saved
+            Residual stream of shape ``(batch, sequence, width)``, and what backward needs.
+
+        Raises
+        ------
+        OutOfRange
+            If rows are longer than the position table, or a token lies outside the vocabulary.
+        """
         n = tokens.shape[1]
         if not 1 <= n <= self.config.sequence:
             raise OutOfRange("tokens in a row", f"1..{self.config.sequence}", n)
-        weight = p["tok.weight"]
+        weight, positions = p["tok.weight"], p["pos.weight"][:n, :]
         x = self.workspace.take(weight, (*tokens.shape, self.config.width))
         nn.embedding(tokens, weight, out=x)
-        positions = p["pos.weight"][:n, :]
         xp = namespace(x)
         for row in range(x.shape[0]):
             xp.add(x[row, ...], positions, out=x[row, ...])
@@ -39,17 +58,33 @@ class Embedding(Part):
             xp.multiply(x, slope, out=x)
         return x, saved
 
-    def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> None:
-        saved["grad_residual"] = self._branch_grad(grad, saved)
+    def backward_input(self, saved: Saved, grad: Array) -> None:
+        """Keep what the weights need: there is no input gradient.
+
+        Parameters
+        ----------
+        saved : Saved
+            As `forward` returned it.
+        grad : Array
+            Gradient of the stream; belongs to `saved` from now on.
+        """
+        saved["grad"] = grad
+        saved["grad_rows"] = self._dropout_backward(grad, saved)
 
     def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        grad = saved["grad_residual"]
-        gradients.put("pos.weight", _position_backward, grad)
-        # A tied head wrote here before.
-        add = gradients.accumulate or self.config.tied
-        to = gradients.arrays["tok.weight"]
-        nn.embedding_backward(saved["tokens"], grad, out=to, accumulate=add)
-        gradients.ready("tok.weight")
+        """Write the weight gradients, last parameter first, and release what was saved.
+
+        Parameters
+        ----------
+        saved : Saved
+            As `backward_input` left it.
+        gradients : Gradients
+            Where they go; a tied head has written there before.
+        """
+        rows, tied = saved["grad_rows"], self.config.tied
+        gradients.put("pos.weight", _position_backward, rows)
+        gradients.put("tok.weight", nn.embedding_backward, saved["tokens"], rows, add=tied)
+        self.release(saved)
 
 
 def _position_backward(grad: Array, out: Array, accumulate: bool) -> Array:
@@ -60,19 +95,22 @@ def _position_backward(grad: Array, out: Array, accumulate: bool) -> Array:
     return xp.add(rows, xp.sum(grad, axis=0), out=rows)
 
 
-class Attention(Part):
+class Attention(Residual):
     """Pre-norm causal self-attention with its residual connection."""
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        c, n = self.config, self.prefix
+    norm = "ln1"
+    closing = "proj"
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        c = self.config
         n_qkv = (c.n_heads + 2 * c.kv_heads) * c.head_width
         return {
-            n + "ln1.weight": (c.width,),
-            n + "ln1.bias": (c.width,),
-            n + "qkv.weight": (n_qkv, c.width),
-            n + "qkv.bias": (n_qkv,),
-            n + "proj.weight": (c.width, c.width),
-            n + "proj.bias": (c.width,),
+            "ln1.weight": (c.width,),
+            "ln1.bias": (c.width,),
+            "qkv.weight": (n_qkv, c.width),
+            "qkv.bias": (n_qkv,),
+            "proj.weight": (c.width, c.width),
+            "proj.bias": (c.width,),
         }
 
     def _heads(self, x: Array) -> Array:
@@ -86,82 +124,62 @@ class Attention(Part):
         n_kv = n_q + self.config.kv_heads
         return heads[:, :n_q, :, :], heads[:, n_q:n_kv, :, :], heads[:, n_kv:, :, :]
 
-    def forward(
-        self, p: Parameters, x: Array, generator: np.random.Generator | None = None
-    ) -> tuple[Array, Saved]:
-        saved: Saved = {}
-        qkv = saved["qkv"] = self._linear("qkv", p, self._norm("ln1", p, x, saved))
-        namespace(x).add(qkv, p[self.prefix + "qkv.bias"], out=qkv)
-        saved["attended"] = self._like(x, self.config.width)
-        heads = self._heads(saved["attended"])
-        _, saved["lse"] = nn.causal_attention(*self._split(qkv), out=heads)
-        branch = self._linear("proj", p, saved["attended"])
-        return self._add("proj", p, x, branch, saved, generator), saved
+    def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
+        qkv = saved["qkv"] = self._linear("qkv", p, h)
+        namespace(h).add(qkv, p[self.prefix + "qkv.bias"], out=qkv)
+        attended = self._like(h, self.config.width)
+        q, k, v = self._split(qkv)
+        _, saved["lse"] = nn.causal_attention(q, k, v, out=self._heads(attended))
+        return attended
 
-    def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> Array:
-        saved["grad_residual"] = grad
-        saved["grad_proj"] = self._branch_grad(grad, saved)
-        grad_attended = self._linear_backward("proj", p, saved["grad_proj"])
+    def _inner_backward(self, p: Parameters, grad: Array, saved: Saved) -> Array:
         qkv = saved["qkv"]
-        saved["grad_qkv"] = self._like(grad, qkv.shape[-1])
+        saved["grad_qkv"] = self._like(qkv)
         grad_q, grad_k, grad_v = self._split(saved["grad_qkv"])
         nn.causal_attention_backward(
-            self._heads(grad_attended),
+            self._heads(grad),
             *self._split(qkv),
-            self._heads(saved["attended"]),
+            self._heads(saved["inner"]),
             saved["lse"],
             grad_q=grad_q,
             grad_k=grad_k,
             grad_v=grad_v,
         )
-        self.workspace.give(grad_attended)
-        h = self._linear_backward("qkv", p, saved["grad_qkv"])
-        return self._norm_backward("ln1", p, h, saved, residual=grad)
+        self.workspace.give(grad)
+        return self._linear_backward("qkv", p, saved["grad_qkv"])
 
-    def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        self._linear_weight("proj", saved["attended"], saved["grad_proj"], gradients)
-        self._linear_weight("qkv", saved["ln1"], saved["grad_qkv"], gradients)
-        self._norm_weight("ln1", saved, gradients)
+    def _inner_weight(self, saved: Saved, gradients: Gradients) -> None:
+        self._linear_weight("qkv", saved["normed"], saved["grad_qkv"], gradients)
 
 
-class FeedForward(Part):
+class FeedForward(Residual):
     """Pre-norm two-layer GELU network with its residual connection."""
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        n, width, hidden = self.prefix, self.config.width, self.config.hidden
+    norm = "ln2"
+    closing = "down"
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        width, hidden = self.config.width, self.config.hidden
         return {
-            n + "ln2.weight": (width,),
-            n + "ln2.bias": (width,),
-            n + "up.weight": (hidden, width),
-            n + "up.bias": (hidden,),
-            n + "down.weight": (width, hidden),
-            n + "down.bias": (width,),
+            "ln2.weight": (width,),
+            "ln2.bias": (width,),
+            "up.weight": (hidden, width),
+            "up.bias": (hidden,),
+            "down.weight": (width, hidden),
+            "down.bias": (width,),
         }
 
-    def forward(
-        self, p: Parameters, x: Array, generator: np.random.Generator | None = None
-    ) -> tuple[Array, Saved]:
-        saved: Saved = {}
-        u = self._linear("up", p, self._norm("ln2", p, x, saved))
-        saved["active"] = self._like(x, u.shape[-1])
+    def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
         # The slope takes the place of the pre-activation, which nothing reads again.
-        nn.gelu(u, p[self.prefix + "up.bias"], out=saved["active"], slope=u)
-        saved["slope"] = u
-        branch = self._linear("down", p, saved["active"])
-        return self._add("down", p, x, branch, saved, generator), saved
+        u = saved["slope"] = self._linear("up", p, h)
+        return nn.gelu(u, p[self.prefix + "up.bias"], out=self._like(u), slope=u)
 
-    def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> Array:
-        saved["grad_residual"] = grad
-        saved["grad_down"] = self._branch_grad(grad, saved)
-        u = self._linear_backward("down", p, saved["grad_down"])
-        saved["grad_up"] = nn.slope_backward(u, saved["slope"], out=u)
-        h = self._linear_backward("up", p, u)
-        return self._norm_backward("ln2", p, h, saved, residual=grad)
+    def _inner_backward(self, p: Parameters, grad: Array, saved: Saved) -> Array:
+        u = saved["grad_up"] = nn.slope_backward(grad, saved["slope"], out=grad)
+        return self._linear_backward("up", p, u)
 
-    def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        self._linear_weight("down", saved["active"], saved["grad_down"], gradients)
-        self._linear_weight("up", saved["ln2"], saved["grad_up"], gradients)
-        self._norm_weight("ln2", saved, gradients)
+    def _inner_weight(self, saved: Saved, gradients: Gradients) -> None:
+        self._linear_weight("up", saved["normed"], saved["grad_up"], gradients)
 
 
 class Head(Part):
@@ -171,45 +189,55 @@ class Head(Part):
     def _weight(self) -> str:
         return "tok.weight" if self.config.tied else "head.weight"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
         shapes: dict[str, tuple[int, ...]] = {"ln.weight": (c.width,), "ln.bias": (c.width,)}
         return shapes if c.tied else {**shapes, "head.weight": (c.vocabulary, c.width)}
 
-    def logits(self, p: Parameters, x: Array, saved: Saved) -> Array:
-        """Project the stream to the vocabulary.
+    def forward(
+        self, p: Parameters, x: Array, targets: Array, loss_scale: float = 1.0
+    ) -> tuple[float, Saved]:
+        """Sum of the cross-entropies of the targets.
 
         Parameters
         ----------
         p : mapping of str to Array
             Parameters by full name.
         x : Array
-            Residual stream, shape ``(batch, sequence, width)``.
+            Residual stream, shape ``(batch, sequence, width)``; given back to the workspace.
+        targets : Array
+            Integers of shape ``(batch, sequence)``.
+        loss_scale : float
+            Factor on the loss.
+
+        Returns
+        -------
+        tuple of float and Saved
+            `loss_scale` times the sum, and what backward needs.
+        """
+        c, weight = self.config, p[self._weight]
+        saved: Saved = {"targets": targets, "scale": loss_scale}
+        h = self._norm("ln", p, x, saved)
+        self.workspace.give(x)
+        logits = saved["logits"] = nn.linear(h, weight, out=self._like(h, weight.shape[0]))
+        loss, saved["lse"] = nn.cross_entropy(logits, targets, c.ignore_index, c.label_smoothing)
+        return loss_scale * loss, saved
+
+    def backward_input(self, p: Parameters, saved: Saved) -> Array:
+        """Gradient of the residual stream; gradients that the weights need are saved.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
         saved : Saved
-            Receives what backward needs.
+            As `forward` returned it.
 
         Returns
         -------
         Array
-            Shape ``(batch, sequence, vocabulary)``.
+            Shape ``(batch, sequence, width)``.
         """
-        weight = p[self._weight]
-        h = self._norm("ln", p, x, saved)
-        saved["logits"] = nn.linear(h, weight, out=self._like(x, weight.shape[0]))
-        return saved["logits"]
-
-    def forward(
-        self, p: Parameters, x: Array, targets: Array, loss_scale: float = 1.0
-    ) -> tuple[float, Saved]:
-        saved: Saved = {"targets": targets, "scale": loss_scale}
-        c = self.config
-        loss, saved["lse"] = nn.cross_entropy(
-            self.logits(p, x, saved), targets, c.ignore_index, c.label_smoothing
-        )
-        self.workspace.give(x)
-        return loss_scale * loss, saved
-
-    def backward_input(self, p: Parameters, saved: Saved) -> Array:
         c, logits = self.config, saved["logits"]
         # In place of the logits, which nothing reads again.
         nn.cross_entropy_backward(
@@ -222,12 +250,23 @@ class Head(Part):
             out=logits,
         )
         h = nn.linear_backward_input(logits, p[self._weight], out=self._like(logits, c.width))
-        return self._norm_backward("ln", p, h, saved, residual=None)
+        return self._norm_backward("ln", p, h, saved)
 
     def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        arrays = (saved["ln"], saved["logits"])
-        gradients.put(self._weight, nn.linear_backward_weight, *arrays, last=not self.config.tied)
+        """Write the weight gradients, last parameter first, and release what was saved.
+
+        Parameters
+        ----------
+        saved : Saved
+            As `backward_input` left it.
+        gradients : Gradients
+            Where they go; a tied embedding adds to it later.
+        """
+        arrays = (saved["normed"], saved["logits"])
+        last = not self.config.tied
+        gradients.put(self._weight, nn.linear_backward_weight, *arrays, last=last)
         self._norm_weight("ln", saved, gradients)
+        self.release(saved)
 
 
 class Block:
@@ -235,31 +274,86 @@ class Block:
 
     Parameters
     ----------
-    attention, feed_forward : Part
-        The two halves.
+    config : GPTConfig
+        The model's configuration.
+    workspace : Workspace
+        Lends activation buffers.
+    index : int
+        Number of the layer in the whole model.
     """
 
-    def __init__(self, attention: Attention, feed_forward: FeedForward) -> None:
-        self.halves = (attention, feed_forward)
+    def __init__(self, config: GPTConfig, workspace: Workspace, index: int) -> None:
+        prefix = f"blocks.{index}."
+        self.halves: tuple[Residual, ...] = (
+            Attention(config, workspace, prefix),
+            FeedForward(config, workspace, prefix),
+        )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {n: s for half in self.halves for n, s in half.shapes().items()}
+        """Return the parameter shapes by full name, in forward order.
+
+        Returns
+        -------
+        dict of str to tuple of int
+            Shapes.
+        """
+        return {name: shape for half in self.halves for name, shape in half.shapes().items()}
 
     def forward(
         self, p: Parameters, x: Array, generator: np.random.Generator | None = None
-    ) -> tuple[Array, tuple[Saved, ...]]:
+    ) -> tuple[Array, list[Saved]]:
+        """Run both halves forward.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        x : Array
+            Residual stream, shape ``(batch, sequence, width)``; changed in place.
+        generator : numpy.random.Generator, optional
+            Draws dropout masks; none are drawn without it.
+
+        Returns
+        -------
+        tuple of Array and list of Saved
+            `x`, and what backward needs.
+        """
         saved = []
         for half in self.halves:
             x, kept = half.forward(p, x, generator)
             saved.append(kept)
-        return x, tuple(saved)
+        return x, saved
 
-    def backward_input(self, p: Parameters, saved: tuple[Saved, ...], grad: Array) -> Array:
+    def backward_input(self, p: Parameters, saved: list[Saved], grad: Array) -> Array:
+        """Gradient of the stream before this layer; gradients that the weights need are saved.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        saved : list of Saved
+            As `forward` returned it.
+        grad : Array
+            Gradient of the stream after this layer; belongs to `saved` from now on.
+
+        Returns
+        -------
+        Array
+            A new array of the shape of `grad`.
+        """
         for half, kept in zip(reversed(self.halves), reversed(saved), strict=True):
             grad = half.backward_input(p, kept, grad)
         return grad
 
-    def backward_weight(self, saved: tuple[Saved, ...], gradients: Gradients) -> None:
+    def backward_weight(self, saved: list[Saved], gradients: Gradients) -> None:
+        """Write the weight gradients, last parameter first, and release what was saved.
+
+        Parameters
+        ----------
+        saved : list of Saved
+            As `backward_input` left it.
+        gradients : Gradients
+            Where they go.
+        """
         for half, kept in zip(reversed(self.halves), reversed(saved), strict=True):
             half.backward_weight(kept, gradients)
-            half.release(kept)

@@ -1,28 +1,30 @@
-"""What the parts of a transformer share: names, buffers, and where gradients go.
+"""What the layers of a transformer share: names, buffers, and where gradients go.
 
 Every part has the same three methods: `forward`, `backward_input` and `backward_weight`. They
 communicate through a `Saved`: activations that forward leaves and gradients that `backward_input`
 adds. So a pipeline can run the weight part later, and a stage is a run of parts.
+
+The residual stream is updated in place: what a part returns is the array that it was given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from mpipar import nn
+from mpipar.models.config import GPTConfig
 from mpipar.models.workspace import Workspace
-from mpipar.nn.array import Array, namespace
+from mpipar.nn.array import Array
 
-if TYPE_CHECKING:
-    from mpipar.models.gpt import GPTConfig
-
-Saved = dict[str, Array]
-"""Arrays that a part keeps between forward and the end of its backward."""
+Saved = dict[str, Any]
+"""What a part keeps between forward and the end of its backward, mostly arrays."""
 Parameters = Mapping[str, Array]
+"""Arrays by full name."""
 OnReady = Callable[[str], None]
+"""Called with a parameter's name when its gradient is final."""
 
 
 class Gradients:
@@ -46,7 +48,12 @@ class Gradients:
         self._on_ready = on_ready
 
     def put(
-        self, name: str, compute: Callable[..., Array], *args: Array, last: bool = True
+        self,
+        name: str,
+        compute: Callable[..., Array],
+        *args: Array,
+        add: bool = False,
+        last: bool = True,
     ) -> None:
         """Run a weight-gradient function into the array of a name.
 
@@ -58,42 +65,33 @@ class Gradients:
             A function with ``out`` and ``accumulate``.
         *args : Array
             Its arrays.
+        add : bool
+            True if another part wrote to this gradient before.
         last : bool
             False if another part adds to this gradient later.
         """
-        compute(*args, out=self.arrays[name], accumulate=self.accumulate)
-        if last:
-            self.ready(name)
-
-    def ready(self, name: str) -> None:
-        """Report a gradient as final.
-
-        Parameters
-        ----------
-        name : str
-            The parameter.
-        """
-        if self._on_ready is not None:
+        compute(*args, out=self.arrays[name], accumulate=self.accumulate or add)
+        if last and self._on_ready is not None:
             self._on_ready(name)
 
 
 class Part:
-    """What all parts share: configuration, name prefix and buffers.
+    """A layer or half a layer: configuration, name prefix and buffers.
 
     Parameters
     ----------
     config : GPTConfig
         The model's configuration.
-    prefix : str
-        Start of the parameter names, such as ``"blocks.0."``.
     workspace : Workspace
         Lends activation buffers.
+    prefix : str
+        Start of the parameter names, such as ``"blocks.0."``.
     """
 
-    def __init__(self, config: GPTConfig, prefix: str, workspace: Workspace) -> None:
+    def __init__(self, config: GPTConfig, workspace: Workspace, prefix: str = "") -> None:
         self.config = config
-        self.prefix = prefix
         self.workspace = workspace
+        self.prefix = prefix
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the parameter shapes by full name, in forward order.
@@ -103,6 +101,9 @@ class Part:
         dict of str to tuple of int
             Shapes.
         """
+        return {self.prefix + name: shape for name, shape in self._shapes().items()}
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         raise NotImplementedError
 
     def release(self, saved: Saved) -> None:
@@ -116,43 +117,31 @@ class Part:
         self.workspace.give(*saved.values())
         saved.clear()
 
-    def _like(self, x: Array, width: int) -> Array:
-        return self.workspace.take(x, (*x.shape[:-1], width))
+    def _like(self, x: Array, width: int | None = None) -> Array:
+        return self.workspace.take(x, (*x.shape[:-1], x.shape[-1] if width is None else width))
 
     def _norm(self, name: str, p: Parameters, x: Array, saved: Saved) -> Array:
         n = self.prefix + name
-        saved[name] = self._like(x, x.shape[-1])
-        saved["normalized"] = self._like(x, x.shape[-1])
-        _, _, saved["rstd"] = nn.layer_norm(
-            x,
-            p[n + ".weight"],
-            p[n + ".bias"],
-            self.config.eps,
-            out=saved[name],
-            normalized=saved["normalized"],
-        )
-        return saved[name]
+        h, xhat = saved["normed"], saved["normalized"] = self._like(x), self._like(x)
+        weight, bias = p[n + ".weight"], p[n + ".bias"]
+        saved["rstd"] = nn.layer_norm(x, weight, bias, self.config.eps, h, xhat)[2]
+        return h
 
     def _norm_backward(
-        self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None
+        self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None = None
     ) -> Array:
-        saved["grad_" + name] = grad
-        return nn.layer_norm_backward_input(
-            grad,
-            p[f"{self.prefix}{name}.weight"],
-            saved["normalized"],
-            saved["rstd"],
-            residual=residual,
-            out=self._like(grad, grad.shape[-1]),
-        )
+        saved["grad_normed"] = grad
+        weight, xhat = p[f"{self.prefix}{name}.weight"], saved["normalized"]
+        to = self._like(grad)
+        return nn.layer_norm_backward_input(grad, weight, xhat, saved["rstd"], residual, out=to)
 
     def _norm_weight(self, name: str, saved: Saved, gradients: Gradients) -> None:
-        n, grad = self.prefix + name, saved["grad_" + name]
+        n, grad = self.prefix + name, saved["grad_normed"]
         gradients.put(n + ".bias", nn.bias_backward, grad)
         gradients.put(n + ".weight", nn.norm_backward_weight, grad, saved["normalized"])
 
     def _linear(self, name: str, p: Parameters, x: Array) -> Array:
-        """Product with a weight into a lent buffer; the bias is added where it costs no sweep."""
+        """Product with a weight; the bias is added later, where it costs no sweep of its own."""
         weight = p[f"{self.prefix}{name}.weight"]
         return nn.linear(x, weight, out=self._like(x, weight.shape[0]))
 
@@ -170,26 +159,94 @@ class Part:
     ) -> Array | None:
         if not self.config.dropout or generator is None:
             return None
-        saved["dropped"] = self._like(x, x.shape[-1])
+        saved["dropped"] = self._like(x)
         return nn.dropout_slope(x, self.config.dropout, generator, out=saved["dropped"])
 
-    def _add(
-        self,
-        name: str,
-        p: Parameters,
-        x: Array,
-        branch: Array,
-        saved: Saved,
-        generator: np.random.Generator | None,
-    ) -> Array:
-        """Close the residual branch: ``x += dropout(branch + bias)``; its buffer is freed."""
-        slope = self._dropout(x, saved, generator)
-        nn.add_residual(x, branch, p[f"{self.prefix}{name}.bias"], slope)
-        self.workspace.give(branch)
-        return x
-
-    def _branch_grad(self, grad: Array, saved: Saved) -> Array:
-        """Gradient before dropout."""
+    def _dropout_backward(self, grad: Array, saved: Saved) -> Array:
         if "dropped" not in saved:
             return grad
-        return nn.slope_backward(grad, saved["dropped"], out=self._like(grad, grad.shape[-1]))
+        return nn.slope_backward(grad, saved["dropped"], out=self._like(grad))
+
+
+class Residual(Part):
+    """A branch ``x + dropout(closing(inner(norm(x))))`` of the residual stream.
+
+    A subclass names its norm and its closing linear map, and gives the inner function.
+    """
+
+    norm: str
+    closing: str
+
+    def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
+        raise NotImplementedError
+
+    def _inner_backward(self, p: Parameters, grad: Array, saved: Saved) -> Array:
+        raise NotImplementedError
+
+    def _inner_weight(self, saved: Saved, gradients: Gradients) -> None:
+        raise NotImplementedError
+
+    def forward(
+        self, p: Parameters, x: Array, generator: np.random.Generator | None = None
+    ) -> tuple[Array, Saved]:
+        """Add the branch to the residual stream.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        x : Array
+            Residual stream, shape ``(batch, sequence, width)``; changed in place.
+        generator : numpy.random.Generator, optional
+            Draws dropout masks; none are drawn without it.
+
+        Returns
+        -------
+        tuple of Array and Saved
+            `x`, and what backward needs.
+        """
+        saved: Saved = {}
+        saved["inner"] = self._inner(p, self._norm(self.norm, p, x, saved), saved)
+        branch = self._linear(self.closing, p, saved["inner"])
+        slope = self._dropout(x, saved, generator)
+        nn.add_residual(x, branch, p[f"{self.prefix}{self.closing}.bias"], slope)
+        self.workspace.give(branch)
+        return x, saved
+
+    def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> Array:
+        """Gradient of the stream before this part; gradients that the weights need are saved.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        saved : Saved
+            As `forward` returned it.
+        grad : Array
+            Gradient of the stream after this part; belongs to `saved` from now on.
+
+        Returns
+        -------
+        Array
+            A new array of the shape of `grad`.
+        """
+        saved["grad"] = grad
+        saved["grad_closing"] = self._dropout_backward(grad, saved)
+        inner = self._linear_backward(self.closing, p, saved["grad_closing"])
+        h = self._inner_backward(p, inner, saved)
+        return self._norm_backward(self.norm, p, h, saved, residual=grad)
+
+    def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
+        """Write the weight gradients, last parameter first, and release what was saved.
+
+        Parameters
+        ----------
+        saved : Saved
+            As `backward_input` left it.
+        gradients : Gradients
+            Where they go.
+        """
+        self._linear_weight(self.closing, saved["inner"], saved["grad_closing"], gradients)
+        self._inner_weight(saved, gradients)
+        self._norm_weight(self.norm, saved, gradients)
+        self.release(saved)

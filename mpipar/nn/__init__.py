@@ -5,14 +5,9 @@ pipelines run them at different times. Weight gradients take ``out=`` and ``accu
 can be views of a communication bucket.
 """
 
-from mpipar.nn.activation import (
-    add_residual,
-    dropout_slope,
-    gelu,
-    silu,
-    slope_backward,
-)
+from mpipar.nn.activation import gelu, silu, slope_backward
 from mpipar.nn.attention import causal_attention, causal_attention_backward
+from mpipar.nn.dropout import add_residual, dropout_slope
 from mpipar.nn.linear import (
     bias_backward,
     embedding,

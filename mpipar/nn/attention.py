@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mpipar.errors import UnsupportedArray
-from mpipar.nn.array import Array, check_floating, check_shape, empty_like, namespace
+from mpipar.nn.array import Array, empty_like, namespace
+from mpipar.nn.checks import check_floating, check_shape
 from mpipar.units.remainder import divisors
 
 QUERY_BLOCK = 64
@@ -50,10 +51,10 @@ def _check(q: Array, k: Array, v: Array) -> None:
             f"causal_attention: n_heads={n_heads} is not a multiple of n_kv_heads={k.shape[1]}; "
             f"n_kv_heads={' or '.join(map(str, divisors(n_heads)))} would do"
         )
-    if n_queries > k.shape[2]:
+    if not 1 <= n_queries <= k.shape[2]:
         raise UnsupportedArray(
-            f"causal_attention: {n_queries} queries need at least as many keys, got {k.shape[2]}; "
-            "the last query sees all keys"
+            f"causal_attention: {n_queries} queries over {k.shape[2]} keys; 1 to {k.shape[2]} "
+            "queries would do, since the last query sees all keys"
         )
 
 
@@ -219,10 +220,12 @@ def causal_attention_backward(
     ----------
     grad : Array
         Gradient of the output, shape of `q`.
-    q, k, v, scale
+    q, k, v : Array
         As given to `causal_attention`.
     out, lse : Array
         As `causal_attention` returned them.
+    scale : float, optional
+        As given to `causal_attention`.
     grad_q, grad_k, grad_v : Array, optional
         Where the results go: shapes of q, k and v, any strides.
 

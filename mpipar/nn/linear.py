@@ -7,18 +7,8 @@ is a run of rows. Leading dims of `x` are merged into one matrix product.
 from __future__ import annotations
 
 from mpipar.errors import UnsupportedArray
-from mpipar.nn.array import (
-    Array,
-    add_rows_at,
-    as_rows,
-    check_floating,
-    check_indices,
-    check_shape,
-    deliver,
-    empty_like,
-    namespace,
-    row_chunks,
-)
+from mpipar.nn.array import Array, add_rows_at, as_rows, deliver, empty_like, namespace, row_chunks
+from mpipar.nn.checks import check_floating, check_indices, check_shape
 
 
 def _check_width(function: str, role: str, array: Array, weight: Array, dim: int) -> None:
@@ -128,8 +118,8 @@ def linear_backward_weight(
     check_floating("linear_backward_weight", x=x, grad=grad)
     if x.shape[:-1] != grad.shape[:-1]:
         raise UnsupportedArray(
-            f"linear_backward_weight: x {tuple(x.shape)} and grad {tuple(grad.shape)} must agree in "
-            f"all dims but the last; grad of shape {(*x.shape[:-1], grad.shape[-1])} would do"
+            f"linear_backward_weight: x {tuple(x.shape)} and grad {tuple(grad.shape)} must agree "
+            f"in all dims but the last; grad of shape {(*x.shape[:-1], grad.shape[-1])} would do"
         )
     if out is not None:
         check_shape("linear_backward_weight", "out", out, (grad.shape[-1], x.shape[-1]))

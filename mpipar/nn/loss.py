@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpipar.errors import OutOfRange
-from mpipar.nn.array import (
-    Array,
-    as_rows,
-    check_floating,
-    check_indices,
-    check_shape,
-    empty_like,
-    namespace,
-    row_chunks,
-)
+from mpipar.nn.array import Array, as_rows, empty_like, namespace, row_chunks
+from mpipar.nn.checks import check_floating, check_indices, check_shape
 
 
 def _prepare(
@@ -111,7 +103,9 @@ def cross_entropy_backward(
         As `cross_entropy` returned it.
     scale : float
         Gradient of the loss sum.
-    ignore_index, label_smoothing
+    ignore_index : int
+        As given to `cross_entropy`.
+    label_smoothing : float
         As given to `cross_entropy`.
     out : Array, optional
         Shape of `logits`, C-contiguous; may be `logits`.

@@ -6,16 +6,8 @@ need nothing else, so the input itself may be overwritten.
 
 from __future__ import annotations
 
-from mpipar.nn.array import (
-    Array,
-    as_rows,
-    check_floating,
-    check_shape,
-    deliver,
-    empty_like,
-    namespace,
-    row_chunks,
-)
+from mpipar.nn.array import Array, as_rows, deliver, empty_like, namespace, row_chunks
+from mpipar.nn.checks import check_floating, check_shape
 from mpipar.nn.linear import bias_backward
 
 

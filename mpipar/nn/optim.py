@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from mpipar.errors import CountOutOfRange, OutOfRange, UnsupportedArray
-from mpipar.nn.array import Array, check_shape, empty_like, namespace, row_chunks
+from mpipar.nn.array import Array, empty_like, namespace, row_chunks
+from mpipar.nn.checks import check_shape
 
 
 def adamw_update(
