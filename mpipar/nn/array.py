@@ -166,6 +166,28 @@ def empty_like(array: Array, shape: tuple[int, ...] | None = None) -> Array:
     return xp.empty(shape, dtype=array.dtype, device=array_api_compat.device(array))
 
 
+def filled(like: Array, shape: tuple[int, ...], value: float) -> Array:
+    """Make an array of one value on the same device.
+
+    Parameters
+    ----------
+    like : Array
+        Gives library, dtype and device.
+    shape : tuple of int
+        The shape.
+    value : float
+        The value.
+
+    Returns
+    -------
+    Array
+        The new array.
+    """
+    array = empty_like(like, shape)
+    array[...] = value
+    return array
+
+
 def deliver(out: Array | None, accumulate: bool, compute: Callable[[Array | None], Array]) -> Array:
     """Write a result into `out`, or add it there.
 
@@ -218,6 +240,7 @@ def add_rows_at(out: Array, index: Array, rows: Array) -> None:
         return
     # The standard has no scatter: a block of one-hot rows times `rows` does the same.
     for block in row_chunks(out, index.size):
-        ids = xp.arange(block.start, block.stop, dtype=index.dtype)
+        where = array_api_compat.device(index)
+        ids = xp.arange(block.start, block.stop, dtype=index.dtype, device=where)
         one_hot = xp.astype(ids[:, None] == index[None, :], rows.dtype)
         out[block, :] = out[block, :] + xp.matmul(one_hot, rows)

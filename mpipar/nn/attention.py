@@ -12,8 +12,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import array_api_compat
+
 from mpipar.errors import UnsupportedArray
-from mpipar.nn.array import Array, empty_like, namespace
+from mpipar.nn.array import Array, empty_like, filled, namespace
 from mpipar.nn.checks import check_floating, check_shape
 from mpipar.units.remainder import divisors
 
@@ -30,7 +32,7 @@ class _Tile(NamedTuple):
 
     queries: slice
     keys: slice
-    mask: Array | None  # (keys, queries), -inf where the key lies after the query
+    mask: Array | None  # -inf where the key lies after the query, for the last of these keys
     first: bool  # the first tile of these queries
     last: bool  # the last tile of these queries
     fresh: bool  # the first tile of these keys
@@ -58,34 +60,37 @@ def _check(q: Array, k: Array, v: Array) -> None:
         )
 
 
-def _tiles(xp: Any, q: Array, n_keys: int, group: int) -> Iterator[_Tile]:
+def _tiles(q: Array, n_keys: int, group: int) -> Iterator[_Tile]:
     """Tiles at or below the diagonal; the last query block, which sees all keys, comes first."""
     n_queries = q.shape[2]
     offset = n_keys - n_queries
     starts = range(0, n_queries, QUERY_BLOCK)
+    masks: dict[int, Array] = {}
     for start in reversed(starts):
         stop = min(start + QUERY_BLOCK, n_queries)
-        seen = stop + offset
+        own, seen = start + offset, stop + offset  # the first and last key of these positions
+        if stop - start not in masks:
+            masks[stop - start] = _mask(q, stop - start, group)
+        mask = masks[stop - start]
         for low in range(0, seen, KEY_BLOCK):
             high = min(low + KEY_BLOCK, seen)
-            mask = None
-            if high > start + offset + 1:
-                mask = _mask(xp, q, range(low, high), range(start + offset, seen), group)
             yield _Tile(
                 slice(start, stop),
                 slice(low, high),
-                mask,
+                mask[max(0, low - own) : high - own, :] if high > own + 1 else None,
                 low == 0,
                 high == seen,
                 start == starts[-1],
             )
 
 
-def _mask(xp: Any, like: Array, keys: range, queries: range, group: int) -> Array:
-    rows = xp.arange(keys.start, keys.stop)[:, None]
-    columns = xp.arange(queries.start, queries.stop)[None, :]
-    bias = xp.where(rows > columns, -math.inf, 0.0)
-    return xp.astype(xp.concat([bias] * group, axis=1), like.dtype)
+def _mask(like: Array, n: int, group: int) -> Array:
+    """(keys, group * queries) of the same `n` positions: -inf above the diagonal, else 0."""
+    xp = namespace(like)
+    positions = xp.arange(n, device=array_api_compat.device(like))
+    hidden = positions[:, None] > positions[None, :]
+    one = xp.where(hidden, filled(like, (1, 1), -math.inf), filled(like, (1, 1), 0.0))
+    return one if group == 1 else xp.concat([one] * group, axis=1)
 
 
 def _groups(q: Array, k: Array) -> Iterator[tuple[int, slice]]:
@@ -159,7 +164,7 @@ def causal_attention(
     group = q.shape[1] // k.shape[1]
     lse = empty_like(q, (q.shape[0], k.shape[1], 1, group * q.shape[2]))
     q5, out5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out))
-    tiles = list(_tiles(xp, q, k.shape[2], group))
+    tiles = list(_tiles(q, k.shape[2], group))
     for row, heads in _groups(q, k):
         keys, values = k[row, heads, :, :], v[row, heads, :, :]
         for tile in tiles:
@@ -181,7 +186,10 @@ def _lse_columns(tile: _Tile, group: int) -> slice:
 
 def _scores(xp: Any, keys: Array, block: Array, mask: Array | None) -> Array:
     s = xp.matmul(keys, xp.matrix_transpose(block))
-    return s if mask is None else xp.add(s, mask, out=s)
+    if mask is not None:
+        tail = s[:, s.shape[1] - mask.shape[0] :, :]
+        xp.add(tail, mask, out=tail)
+    return s
 
 
 def _online(
@@ -193,7 +201,7 @@ def _online(
         new_top = xp.maximum(top, new_top)
     xp.subtract(s, new_top, out=s)
     xp.exp(s, out=s)
-    ones = xp.ones((s.shape[0], 1, s.shape[1]), dtype=s.dtype)
+    ones = filled(s, (1, s.shape[1]), 1.0)
     new_total, new_result = xp.matmul(ones, s), xp.matmul(xp.matrix_transpose(s), values)
     if top is not None:
         shrink = xp.exp(top - new_top)
@@ -254,7 +262,7 @@ def causal_attention_backward(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     q5, out5, grad5, gq5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out, grad, grad_q))
-    tiles = list(_tiles(xp, q, k.shape[2], group))
+    tiles = list(_tiles(q, k.shape[2], group))
     for row, heads in _groups(q, k):
         keys, values, gk, gv = (a[row, heads, :, :] for a in (k, v, grad_k, grad_v))
         for tile in tiles:

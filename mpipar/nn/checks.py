@@ -22,10 +22,9 @@ def check_floating(function: str, **arrays: Array | None) -> None:
         If one is not floating, or two dtypes differ.
     """
     given = {name: a for name, a in arrays.items() if a is not None}
+    xp = namespace(*given.values())
     dtypes = {a.dtype for a in given.values()}
-    first = next(iter(given.values()))
-    xp = namespace(first)
-    if len(dtypes) == 1 and xp.isdtype(first.dtype, "real floating"):
+    if len(dtypes) == 1 and xp.isdtype(*dtypes, "real floating"):
         return
     listed = ", ".join(f"{name} is {a.dtype}" for name, a in given.items())
     raise UnsupportedArray(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array_api_compat
 import numpy as np
 
 from mpipar.errors import OutOfRange
@@ -49,10 +50,10 @@ def dropout_slope(
     xp = namespace(like)
     threshold = min(round(rate * 65536), 65535)
     scale = 65536 / (65536 - threshold)
-    rows = as_rows(out, "out")
+    rows, where = as_rows(out, "out"), array_api_compat.device(out)
     for c in row_chunks(rows):
         draws = generator.integers(0, 65536, size=rows[c, :].shape, dtype=np.uint16)
-        kept = xp.asarray((draws >= threshold).astype(np.float32))
+        kept = xp.asarray((draws >= threshold).astype(np.float32), device=where)
         xp.multiply(xp.astype(kept, like.dtype), scale, out=rows[c, :])
     return out
 

@@ -7,7 +7,16 @@ is a run of rows. Leading dims of `x` are merged into one matrix product.
 from __future__ import annotations
 
 from mpipar.errors import UnsupportedArray
-from mpipar.nn.array import Array, add_rows_at, as_rows, deliver, empty_like, namespace, row_chunks
+from mpipar.nn.array import (
+    Array,
+    add_rows_at,
+    as_rows,
+    deliver,
+    empty_like,
+    filled,
+    namespace,
+    row_chunks,
+)
 from mpipar.nn.checks import check_floating, check_indices, check_shape
 
 
@@ -155,7 +164,7 @@ def bias_backward(grad: Array, out: Array | None = None, accumulate: bool = Fals
     xp = namespace(grad)
     rows = as_rows(grad)
     # A product with ones runs at memory speed; a sum over the first dim does not.
-    ones = xp.ones((rows.shape[0],), dtype=rows.dtype)
+    ones = filled(rows, (rows.shape[0],), 1.0)
     return deliver(out, accumulate, lambda to: xp.matmul(ones, rows, out=to))
 
 

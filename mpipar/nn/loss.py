@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from mpipar.errors import OutOfRange
@@ -143,5 +144,6 @@ def _subtract_at(xp: Any, rows: Array, index: Array, values: Array) -> None:
     if isinstance(rows, np.ndarray):
         rows[np.arange(rows.shape[0]), index[:, 0]] -= values[:, 0]
         return
-    hit = xp.arange(rows.shape[1], dtype=index.dtype)[None, :] == index
+    where = array_api_compat.device(index)
+    hit = xp.arange(rows.shape[1], dtype=index.dtype, device=where)[None, :] == index
     xp.subtract(rows, xp.astype(hit, rows.dtype) * values, out=rows)

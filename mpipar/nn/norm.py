@@ -6,7 +6,7 @@ need nothing else, so the input itself may be overwritten.
 
 from __future__ import annotations
 
-from mpipar.nn.array import Array, as_rows, deliver, empty_like, namespace, row_chunks
+from mpipar.nn.array import Array, as_rows, deliver, empty_like, filled, namespace, row_chunks
 from mpipar.nn.checks import check_floating, check_shape
 from mpipar.nn.linear import bias_backward
 
@@ -91,8 +91,8 @@ def _forward(
     centred: bool,
 ) -> tuple[Array, Array, Array]:
     name = "layer_norm" if centred else "rms_norm"
-    width = x.shape[-1]
     check_floating(name, x=x, weight=weight, bias=bias)
+    width = x.shape[-1]
     check_shape(name, "weight", weight, (width,))
     if bias is not None:
         check_shape(name, "bias", bias, (width,))
@@ -103,7 +103,7 @@ def _forward(
     xp = namespace(x, weight)
     rows, outs, xhats = as_rows(x), as_rows(out, "out"), as_rows(normalized, "normalized")
     rstd = empty_like(x, (rows.shape[0], 1))
-    average = xp.full((width,), 1.0 / width, dtype=x.dtype)
+    average = filled(x, (width,), 1.0 / width)
     for c in row_chunks(rows):
         xhat, y, r = xhats[c, :], outs[c, :], rstd[c, :]
         if centred:
@@ -200,8 +200,8 @@ def _backward(
     centred: bool,
 ) -> Array:
     name = ("layer" if centred else "rms") + "_norm_backward_input"
-    width = grad.shape[-1]
     check_floating(name, grad=grad, weight=weight, normalized=normalized, residual=residual)
+    width = grad.shape[-1]
     check_shape(name, "weight", weight, (width,))
     for role, array in (("normalized", normalized), ("residual", residual), ("out", out)):
         if array is not None:
@@ -256,7 +256,7 @@ def norm_backward_weight(
     check_shape("norm_backward_weight", "normalized", normalized, tuple(grad.shape))
     xp = namespace(grad, normalized)
     rows, xhats = as_rows(grad), as_rows(normalized)
-    total = xp.zeros((grad.shape[-1],), dtype=grad.dtype)
+    total = filled(grad, (grad.shape[-1],), 0.0)
     for c in row_chunks(rows):
         bias_backward(xp.multiply(rows[c, :], xhats[c, :]), out=total, accumulate=True)
     if out is not None:
