@@ -18,7 +18,7 @@ class Kind(IntEnum):
     """What an action does; the value is what a schedule's `kind` array stores."""
 
     F = 0
-    I = 1  # noqa: E741 - the papers' letter for the input gradient
+    I = 1
     W = 2
     B = 3
     SEND_F = 4

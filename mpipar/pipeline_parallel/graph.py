@@ -204,9 +204,7 @@ class Nodes:
         wide = len(self.offsets) > _WIDE and duration.dtype != object
         return (self._walk_wide if wide else self._walk_narrow)(duration, lags)
 
-    def _walk_wide(
-        self, duration: Times, lags: tuple[Times, ...]
-    ) -> tuple[Times, Times, Ints]:
+    def _walk_wide(self, duration: Times, lags: tuple[Times, ...]) -> tuple[Times, Times, Ints]:
         """All ranks at once: each step runs every rank's next node that can run."""
         start = np.zeros_like(duration)
         end = np.zeros(len(duration) + 1, dtype=duration.dtype)  # the last: edge -1, "none"
@@ -241,9 +239,7 @@ class Nodes:
                 active = np.flatnonzero(heads < self.offsets[1:])
         return start, end[:-1], heads
 
-    def _walk_narrow(
-        self, duration: Times, lags: tuple[Times, ...]
-    ) -> tuple[Times, Times, Ints]:
+    def _walk_narrow(self, duration: Times, lags: tuple[Times, ...]) -> tuple[Times, Times, Ints]:
         """Rank by rank, each as far as it gets: for few ranks, and for any exact number."""
         n = len(duration)
         end: list[Any] = [None] * n + [0]

@@ -44,9 +44,7 @@ def placement(style: str, n_ranks: int, n_stages: int) -> tuple[int, ...]:
         raise CountOutOfRange("number of ranks", "1 or more", n_ranks)
     if n_stages < 1 or n_stages % n_ranks:
         below = max(n_stages // n_ranks, 1) * n_ranks
-        raise ScheduleError(
-            f"{n_stages} stages do not fill {n_ranks} ranks evenly; {below} would"
-        )
+        raise ScheduleError(f"{n_stages} stages do not fill {n_ranks} ranks evenly; {below} would")
     if style == "loop":
         return tuple(s % n_ranks for s in range(n_stages))
     if style == "v":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -48,13 +47,15 @@ def simulate(
     ScheduleError
         If the schedule is stuck; `validate` says why.
     """
-    costs = Costs() if costs is None else costs
+    costs = costs or Costs()
     places = Places(schedule)
     edge = data_edges(places)
     if wrap_transfers == "first_of_group_only":
         edge = np.where(_later_wraps(schedule, edge), NONE, edge)
     elif wrap_transfers != "all":
-        raise ScheduleError(f"wrap_transfers={wrap_transfers!r}: use 'all' or 'first_of_group_only'")
+        raise ScheduleError(
+            f"wrap_transfers={wrap_transfers!r}: use 'all' or 'first_of_group_only'"
+        )
     nodes = Nodes.merge(schedule, edge)
     action_time, lag, pair, ticks = _tick_tables(schedule, costs, edge)
     duration, lags = _of_nodes(schedule, nodes, action_time, lag, pair)
@@ -86,11 +87,8 @@ def peak_memory(schedule: Schedule, costs: Costs | None = None) -> tuple[Number,
     tuple of number
         One per rank.
     """
-    costs = Costs() if costs is None else costs
     n_stages = schedule.n_stages
-    if costs.activation is None:
-        share: Number = Fraction(schedule.n_ranks, n_stages)
-        costs = Costs(activation=share, held_for_weight=costs.held_for_weight)
+    costs = (costs or Costs()).with_activation(schedule.n_ranks, n_stages)
     held = costs.of_stages("activation", n_stages)
     keep = [h * costs.held_for_weight for h in held]
     gone = [k - h for h, k in zip(held, keep, strict=True)]

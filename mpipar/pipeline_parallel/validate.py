@@ -10,7 +10,7 @@ import numpy as np
 
 from mpipar.errors import ScheduleError
 from mpipar.pipeline_parallel.action import Kind
-from mpipar.pipeline_parallel.graph import Nodes, Places, data_edges, partners, rendezvous_edges
+from mpipar.pipeline_parallel.graph import Nodes, Places, data_edges, rendezvous_edges
 from mpipar.pipeline_parallel.schedule import NONE, Bools, Ints, Schedule
 from mpipar.pipeline_parallel.text import order_grid
 

@@ -22,7 +22,8 @@ def interleaved(
     n_chunks : int
         Stages per rank, placed in a loop.
     group_size : int, optional
-        Microbatches that a rank runs through one chunk before the next; `n_ranks` if left out.
+        Microbatches that a rank runs through one chunk before the next, any number from 1;
+        `n_ranks` if left out.
 
     Returns
     -------
@@ -39,10 +40,14 @@ def interleaved(
     if group < 1:
         raise CountOutOfRange("group size", "1 or more", group)
     chunk, number = _forward_order(n_microbatches, n_chunks, group)
+    first = (n_chunks - 1) * min(group, n_microbatches)
+    ahead = [min(first + 2 * (n_ranks - 1 - r), len(chunk)) for r in range(n_ranks)]
+    if group >= n_ranks and n_microbatches % group == 0:
+        kinds = [in_turn(len(chunk), (Kind.F, 0), (Kind.B, a)) for a in ahead]
+    else:
+        kinds = _by_availability(chunk, number, n_chunks, ahead)
     rows = []
-    for rank in range(n_ranks):
-        ahead = (n_chunks - 1) * min(group, n_microbatches) + 2 * (n_ranks - 1 - rank)
-        kind = in_turn(len(chunk), (Kind.F, 0), (Kind.B, min(ahead, len(chunk))))
+    for rank, kind in enumerate(kinds):
         item = occurrences(kind)
         local = np.where(kind == Kind.F, chunk[item], n_chunks - 1 - chunk[item])
         rows.append((kind, local * n_ranks + rank, number[item]))
@@ -56,3 +61,42 @@ def _forward_order(n_microbatches: int, n_chunks: int, group: int) -> tuple[Ints
     chunk, numbers = np.meshgrid(np.arange(n_chunks), number, indexing="ij")
     order = np.lexsort((numbers.ravel(), chunk.ravel(), numbers.ravel() // group))
     return chunk.ravel()[order], numbers.ravel()[order]
+
+
+def _by_availability(chunk: Ints, number: Ints, n_chunks: int, ahead: list[int]) -> list[Ints]:
+    """Kinds of each rank when small or uneven groups make strict alternation deadlock.
+
+    Round by round each rank runs its next backward once `ahead` forwards are under way, else its
+    next forward, and the other of the two where that one's input is not there yet.
+    """
+    n_ranks, n_items, last = len(ahead), len(chunk), len(ahead) * n_chunks - 1
+    items = list(zip(chunk.tolist(), number.tolist(), strict=True))
+    done: set[tuple[Kind, int, int]] = set()
+    count = {kind: [0] * n_ranks for kind in (Kind.F, Kind.B)}
+    kinds: list[list[Kind]] = [[] for _ in ahead]
+
+    def ready(kind: Kind, rank: int) -> tuple[Kind, int, int] | None:
+        if count[kind][rank] == n_items:
+            return None
+        local, mb = items[count[kind][rank]]
+        if kind is Kind.F:
+            stage = local * n_ranks + rank
+            met = stage == 0 or (Kind.F, stage - 1, mb) in done
+        else:
+            stage = (n_chunks - 1 - local) * n_ranks + rank
+            met = ((Kind.F, stage, mb) if stage == last else (Kind.B, stage + 1, mb)) in done
+        return (kind, stage, mb) if met else None
+
+    while len(done) < 2 * n_items * n_ranks:
+        chosen = []
+        for rank in range(n_ranks):
+            forward, backward = ready(Kind.F, rank), ready(Kind.B, rank)
+            full = count[Kind.F][rank] - count[Kind.B][rank] > ahead[rank]
+            pick = backward if full or forward is None else forward
+            if pick is not None:
+                chosen.append((rank, pick))
+        for rank, pick in chosen:
+            done.add(pick)
+            count[pick[0]][rank] += 1
+            kinds[rank].append(pick[0])
+    return [np.array(row, dtype=np.int8) for row in kinds]
