@@ -7,10 +7,19 @@ MPI never starts in this process.
 from mpipar.launch.environment import (
     Launched,
     LibraryName,
+    check_before_start,
     check_launch,
     detect,
     identify_library,
     local_rank,
 )
 
-__all__ = ["Launched", "LibraryName", "check_launch", "detect", "identify_library", "local_rank"]
+__all__ = [
+    "Launched",
+    "LibraryName",
+    "check_before_start",
+    "check_launch",
+    "detect",
+    "identify_library",
+    "local_rank",
+]

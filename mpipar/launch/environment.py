@@ -285,3 +285,35 @@ def check_launch(
         f"Use {right_command(environment, name, size, program)}.\n"
         f"If one process is meant, set {SINGLETON_VARIABLE}=1."
     )
+
+
+def check_before_start(environment: Mapping[str, str], library: str) -> None:
+    """Refuse a launch that the library would abort while it starts.
+
+    Not collective; pure. To be called before MPI is initialised; afterwards `check_launch`.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        Such as ``os.environ``.
+    library : str
+        Whole text of ``MPI_Get_library_version``, which MPI allows before it is initialised.
+
+    Raises
+    ------
+    LaunchError
+        If an MPICH that was built without PMIx meets a launcher that speaks PMIx only (Open MPI's
+        ``mpirun``, ``srun --mpi=pmix``): every rank would end with "unsupported PMI version".
+    """
+    launched, name = detect(environment), identify_library(library)
+    speaks_pmix_only = "PMIX_RANK" in environment and "PMI_RANK" not in environment
+    is_without_pmix = name.family == "MPICH" and "configure" in library and "pmix" not in library
+    if launched is None or not (speaks_pmix_only and is_without_pmix):
+        return
+    size = launched.size or 1
+    raise LaunchError(
+        f"{launched.launcher} started {size} processes ({launched.variable}="
+        f"{environment[launched.variable]}), but the library loaded here is {name}, built without "
+        f"PMIx, which is all that launcher speaks.\n"
+        f"Use {right_command(environment, name, size)}."
+    )

@@ -7,6 +7,7 @@ from mpipar.launch.environment import (
     LOCAL_RANK_VARIABLES,
     Launched,
     LibraryName,
+    check_before_start,
     check_launch,
     detect,
     identify_library,
@@ -188,6 +189,29 @@ def test_singletons_by_mistake_are_refused(case: str) -> None:
 )
 def test_right_launches_pass(environment: dict[str, str], world_size: int) -> None:
     check_launch(environment, world_size, OMPI5)
+
+
+WHEEL = f"{MPICH5}\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker"
+
+
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        (OPEN_MPI, "`mpipar run -n 4 -- PROGRAM ...`"),
+        ({**STEP, "PMIX_RANK": "5"}, "`srun --mpi=pmi2 -n 8 PROGRAM ...`"),
+    ],
+)
+def test_an_mpich_without_pmix_is_refused_before_it_aborts(
+    environment: dict[str, str], command: str
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        check_before_start(environment, WHEEL)
+    assert command in str(caught.value)
+    check_before_start(environment, f"{WHEEL} --with-pmix=/usr")
+    check_before_start(environment, MPICH5)  # how it was built is unknown
+    check_before_start(environment, OMPI5)
+    check_before_start({**environment, "PMI_RANK": "0"}, WHEEL)
+    check_before_start({}, WHEEL)
 
 
 def test_allocation() -> None:
