@@ -8,46 +8,9 @@ import pytest
 from mpipar.models import GPT, GPTConfig
 
 torch = pytest.importorskip("torch")
-functional = torch.nn.functional
 pytestmark = pytest.mark.bench
 
-
-class TwinBlock(torch.nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        d, self.c = c.width, c
-        self.ln1, self.ln2 = torch.nn.LayerNorm(d), torch.nn.LayerNorm(d)
-        self.qkv = torch.nn.Linear(d, d + 2 * c.kv_heads * c.head_width)
-        self.proj = torch.nn.Linear(d, d)
-        self.up, self.down = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
-
-    def forward(self, x):
-        c, (b, t, d) = self.c, x.shape
-        sizes = [d, c.kv_heads * c.head_width, c.kv_heads * c.head_width]
-        parts = self.qkv(self.ln1(x)).split(sizes, -1)
-        q, k, v = (z.view(b, t, -1, c.head_width).transpose(1, 2) for z in parts)
-        a = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.proj(a.transpose(1, 2).reshape(b, t, d))
-        return x + self.down(functional.gelu(self.up(self.ln2(x)), approximate="tanh"))
-
-
-class Twin(torch.nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.tok = torch.nn.Embedding(c.vocabulary, c.width)
-        self.pos = torch.nn.Embedding(c.sequence, c.width)
-        self.blocks = torch.nn.ModuleList(TwinBlock(c) for _ in range(c.n_layers))
-        self.ln = torch.nn.LayerNorm(c.width)
-        self.head = torch.nn.Linear(c.width, c.vocabulary, bias=False)
-        if c.tied:
-            self.head.weight = self.tok.weight
-
-    def forward(self, x):
-        x = self.tok(x) + self.pos(torch.arange(x.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.ln(x))
-
+from benchmarks.torch_gpt import TorchGPT  # noqa: E402
 
 CONFIGS = [
     GPTConfig(n_layers=2, width=64, n_heads=4, sequence=130),
@@ -61,7 +24,7 @@ CONFIGS = [
 def test_loss_and_gradients(config, record_property):
     model, generator = GPT(config), np.random.default_rng(0)
     parameters = model.init(0, np.float64)
-    twin = Twin(config).double()
+    twin = TorchGPT(config).double()
     assert {n for n, _ in twin.named_parameters()} == set(parameters)
     for name, p in parameters.items():
         p += generator.normal(0, 0.1, p.shape)
@@ -71,7 +34,7 @@ def test_loss_and_gradients(config, record_property):
     loss, context = model.forward(parameters, tokens, targets, 1 / 64)
     gradients = {name: np.full_like(p, np.nan) for name, p in parameters.items()}
     model.backward(parameters, context, gradients)
-    expected = functional.cross_entropy(
+    expected = torch.nn.functional.cross_entropy(
         twin(torch.from_numpy(tokens)).reshape(-1, config.vocabulary),
         torch.from_numpy(targets).reshape(-1),
         reduction="sum",
