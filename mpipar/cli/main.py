@@ -8,6 +8,7 @@ is chosen: start-up is paid on every rank. Exit codes: 0 done, 1 failed, 2 usage
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -22,6 +23,7 @@ from mpipar.errors import (
     ScheduleError,
     UnevenSplit,
 )
+from mpipar.launch.environment import detect
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -31,6 +33,7 @@ BLOCKED: Final = 4
 
 # name -> (module, one line of help)
 VERBS: Final = {
+    "train": ("mpipar.cli.train", "train a byte-level GPT, data-parallel over the ranks"),
     "run": ("mpipar.cli.run", "start a verb or any program on N ranks with the right launcher"),
 }
 
@@ -120,7 +123,12 @@ def unknown_verb(name: str) -> str:
     return f"mpipar: unknown verb {name!r}; {hint}"
 
 
-def _tell(verb: str, error: ParallelismError) -> None:
+def _tell(verb: str, error: ParallelismError, rank: int | None) -> None:
+    """Three lines; one line from each further rank, which mostly says the same."""
+    if rank:
+        first = str(error).partition("\n")[0]
+        print(f"[rank {rank}] {type(error).__name__}: {first}", file=sys.stderr)
+        return
     print(
         f"mpipar {verb}: {type(error).__name__}\n{error}\n"
         f"(`mpipar {verb} -v ...` prints the traceback)",
@@ -158,22 +166,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(verb: str, words: list[str]) -> int:
+    launched = detect(os.environ)
+    rank = launched.rank if launched is not None else None
     module, parser = load_verb(verb)
     try:
-        arguments = parser.parse_args(words)
+        with contextlib.ExitStack() as silence:
+            if rank:  # help and usage errors are told once
+                nowhere = silence.enter_context(open(os.devnull, "w"))
+                silence.enter_context(contextlib.redirect_stdout(nowhere))
+                silence.enter_context(contextlib.redirect_stderr(nowhere))
+            arguments = parser.parse_args(words)
     except SystemExit as stop:  # argparse has printed help or usage
         return stop.code if isinstance(stop.code, int) else USAGE
+
+    def act() -> int:
+        try:
+            code: int = module.main(arguments)
+        except ParallelismError as error:
+            if arguments.verbose:
+                raise
+            _tell(verb, error, rank)
+            return exit_code(error)
+        return code
+
+    if rank is not None:  # an exception ends the whole job
+        from mpipar.comm.lifecycle import run_as_rank
+
+        return run_as_rank(act)
     try:
-        code: int = module.main(arguments)
-    except ParallelismError as error:
-        if arguments.verbose:
-            raise
-        _tell(verb, error)
-        return exit_code(error)
+        return act()
     except BrokenPipeError:  # the reader of a pipe has gone, as in `mpipar topo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    return code
 
 
 if __name__ == "__main__":

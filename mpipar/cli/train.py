@@ -1,0 +1,152 @@
+"""``mpipar train``: the training job."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from mpipar.comm import Communicator, init
+from mpipar.errors import ParallelismError
+from mpipar.train.recipe import Recipe, load_recipe
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Of the verb.
+    """
+    parser.description = (
+        "Train a byte-level GPT, data-parallel over the ranks: on the sources of Python's own "
+        "standard library, or on --data. Example: mpipar run -n 2 train --set train.steps=100"
+    )
+    parser.add_argument("recipe", nargs="?", help="TOML recipe; a run folder's repeats that run")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+                        dest="settings", help="change one key of the recipe")  # fmt: skip
+    parser.add_argument("--data", metavar="PATH", help="file or folder to train on")
+    parser.add_argument("--steps", type=int, help="optimizer steps")
+    parser.add_argument("--run", metavar="FOLDER", help="run folder")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on from the newest complete checkpoint")  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="only the table at the end")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Train. Collective over the job.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        As parsed.
+
+    Returns
+    -------
+    int
+        Exit code 0.
+    """
+    from mpipar.train.run_folder import choose_folder, plot_loss
+    from mpipar.train.trainer import Trainer
+
+    comm = init()
+    say = print if comm.rank == 0 and not arguments.quiet else _silent
+    wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, None)))
+    folder = choose_folder(comm, wanted["run"]["folder"], arguments.resume)
+    source = str(folder / "recipe.toml") if arguments.resume else arguments.recipe
+    recipe = _recipe(arguments, source)
+    trainer = Trainer(comm, recipe, folder)
+    say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
+    say(f"text: {trainer.corpus.train.size / 1e6:.2f} MB to train on, "
+        f"{trainer.corpus.held_out.size / 1e6:.2f} MB held out, bigram conditional entropy "
+        f"{trainer.corpus.bigram_entropy:.4f} nat")  # fmt: skip
+    if arguments.resume:
+        say(f"going on after step {trainer.resume()}")
+    figures = trainer.run(say)
+    if comm.rank == 0:
+        curve = plot_loss(folder, trainer.corpus.bigram_entropy)
+        print(table(figures, folder))
+        if curve is not None:
+            print(f"loss curve: {curve}")
+    return 0
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, or its error, on every rank. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    make : callable
+        Called on rank 0 only; gives a JSON value.
+
+    Returns
+    -------
+    object
+        The value.
+    """
+    value: Any = None
+    if comm.rank == 0:
+        try:
+            value = make()
+        except ParallelismError as error:
+            value = error
+    return comm.broadcast_json(value)
+
+
+def _recipe(arguments: argparse.Namespace, source: str | None) -> Recipe:
+    recipe = load_recipe(source or arguments.recipe, arguments.settings)
+    changes: dict[str, dict[str, Any]] = {}
+    if arguments.data is not None:
+        changes["data"] = {"path": arguments.data, "digest": ""}
+    if arguments.steps is not None:
+        changes["train"] = {"steps": arguments.steps}
+    if arguments.run is not None:
+        changes["run"] = {"folder": arguments.run}
+    for section, values in changes.items():
+        part = dataclasses.replace(getattr(recipe, section), **values)
+        recipe = dataclasses.replace(recipe, **{section: part})
+    return recipe
+
+
+def table(figures: dict[str, Any], folder: Any) -> str:
+    """The table at the end of a run.
+
+    Parameters
+    ----------
+    figures : dict
+        From `Trainer.run`.
+    folder : Path
+        Run folder.
+
+    Returns
+    -------
+    str
+        Two columns.
+    """
+    held, bigram = figures.get("held_out_loss"), figures["bigram entropy"]
+    rows = [
+        ("steps", f"{figures['steps']}"),
+        ("ranks", f"{figures['ranks']}"),
+        ("parameters", f"{figures['parameters']:,}"),
+        ("training loss", f"{figures['training loss']:.4f} nat"),
+        ("held-out loss", f"{held:.4f} nat" if held is not None else "not evaluated"),
+        ("bigram conditional entropy", f"{bigram:.4f} nat"),
+        ("below the bigram entropy", f"{bigram - held:.4f} nat" if held is not None else "-"),
+        ("tokens/s", f"{figures['tokens_per_s']:,.0f}"),
+        ("tokens/s/rank", f"{figures['tokens_per_s'] / figures['ranks']:,.0f}"),
+        ("communication", f"{figures['communication_share']:.1%} of the time"),
+        ("largest peak memory", f"{figures['largest peak GiB']:.2f} GiB"),
+        ("time", f"{figures['seconds']:.1f} s"),
+        ("run folder", str(folder)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    rule = "-" * (width + 2 + max(len(value) for _, value in rows))
+    return "\n".join([rule, *(f"{name:<{width}}  {value}" for name, value in rows), rule])

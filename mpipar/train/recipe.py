@@ -1,0 +1,255 @@
+"""Recipes: defaults < TOML file < ``--set section.key=value``, and back to TOML exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpipar.errors import ParallelismError, RecipeError
+from mpipar.models.config import GPTConfig
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What is read.
+
+    Parameters
+    ----------
+    path : str
+        File or folder; empty means the sources of Python's standard library.
+    digest : str
+        Hash of the text; written by a run, checked where it is not empty.
+    held_out : float
+        Share of the text that is kept for evaluation.
+    """
+
+    path: str = ""
+    digest: str = ""
+    held_out: float = 0.02
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """How it is trained.
+
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps.
+    batch : int
+        Sequences of one step over all ranks.
+    microbatches : int
+        Parts into which a rank cuts its share of the batch.
+    learning_rate, final_learning_rate : float
+        Peak, and end of the cosine.
+    warmup_steps : int
+        Steps of linear warm-up.
+    weight_decay, beta1, beta2, eps : float
+        AdamW; decay is decoupled and spares vectors (biases, norms).
+    clip_norm : float
+        Largest global norm of the gradients; 0 leaves them alone.
+    seed : int
+        Of parameters, shuffling and dropout.
+    dtype : str
+        ``float32`` or ``float64``.
+    deterministic : bool
+        Sum gradients in rank order.
+    """
+
+    steps: int = 900
+    batch: int = 16
+    microbatches: int = 1
+    learning_rate: float = 2e-3
+    final_learning_rate: float = 2e-4
+    warmup_steps: int = 40
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+    seed: int = 0
+    dtype: str = "float32"
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class MeshRecipe:
+    """Degrees of the mesh; 0 (for one of them) means what remains.
+
+    Parameters
+    ----------
+    dp, pp, tp, cp : int
+        Degrees.
+    order : str
+        Axes from outermost to innermost.
+    """
+
+    dp: int = 0
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    order: str = "pp dp cp tp"
+
+
+@dataclass(frozen=True)
+class RunRecipe:
+    """What is written, and how often.
+
+    Parameters
+    ----------
+    folder : str
+        Run folder; empty means a new one under ``runs``.
+    log_every, evaluate_every, checkpoint_every : int
+        In steps; 0 means at the end only.
+    held_out_sequences : int
+        Sequences of one evaluation.
+    keep : int
+        How many checkpoints stay.
+    """
+
+    folder: str = ""
+    log_every: int = 20
+    evaluate_every: int = 0
+    checkpoint_every: int = 300
+    held_out_sequences: int = 512
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a training run.
+
+    Parameters
+    ----------
+    model : GPTConfig
+        Shape of the model.
+    data, train, mesh, run
+        The other sections.
+    """
+
+    model: GPTConfig = field(
+        default_factory=lambda: GPTConfig(n_layers=4, width=128, n_heads=4, sequence=128)
+    )
+    data: DataRecipe = DataRecipe()
+    train: TrainRecipe = TrainRecipe()
+    mesh: MeshRecipe = MeshRecipe()
+    run: RunRecipe = RunRecipe()
+
+
+def load_recipe(path: str | Path | None = None, settings: Iterable[str] = ()) -> Recipe:
+    """Defaults, a file over them, single settings over both.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        TOML file.
+    settings : iterable of str
+        Each ``section.key=value``; the value in TOML, or a bare word.
+
+    Returns
+    -------
+    Recipe
+        Checked.
+
+    Raises
+    ------
+    RecipeError
+        For an unknown key (the nearest one is named) or a value of the wrong kind.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    if path is not None:
+        try:
+            with Path(path).open("rb") as file:
+                values = tomllib.load(file)
+        except OSError as error:
+            raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"recipe {path} is no TOML: {error}") from None
+    recipe = _merge(Recipe(), values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot:
+            raise RecipeError(f"--set {setting!r} must read section.key=value, e.g. train.steps=10")
+        recipe = _merge(recipe, {section: {name: _value(text.strip())}})
+    return recipe
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    sections = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
+    for name, table in values.items():
+        if name not in sections:
+            raise RecipeError(f"no section [{name}] in a recipe{_nearest(name, sections)}")
+        if not isinstance(table, Mapping):
+            raise RecipeError(f"{name} is a section: write [{name}] and its keys below")
+        kinds = typing.get_type_hints(type(sections[name]))
+        changed = {}
+        for key, value in table.items():
+            if key not in kinds:
+                raise RecipeError(f"no key {name}.{key} in a recipe{_nearest(key, kinds)}")
+            changed[key] = _checked(f"{name}.{key}", value, kinds[key])
+        try:
+            sections[name] = dataclasses.replace(sections[name], **changed)
+        except ParallelismError as error:
+            raise RecipeError(f"section [{name}]: {error}") from None
+    return Recipe(**sections)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) not in kinds:
+        words = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        raise RecipeError(f"{name} must be {words}, got {value!r}")
+    return value
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML; `load_recipe` of it gives an equal one.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Any.
+
+    Returns
+    -------
+    str
+        Every key, so that later defaults do not change a run.
+    """
+    lines: list[str] = []
+    for section in dataclasses.fields(recipe):
+        lines += ["" if lines else "# mpipar recipe", f"[{section.name}]"]
+        for key, value in dataclasses.asdict(getattr(recipe, section.name)).items():
+            if value is not None:
+                lines.append(f"{key} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return repr(value)

@@ -1,0 +1,230 @@
+"""Byte-level text: reading it, its bigram entropy, and a sampler whose position is exact."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpipar.comm import Communicator
+from mpipar.errors import EmptyInput, ParallelismError, RecipeError, UnevenSplit
+
+Bytes = NDArray[np.uint8]
+_BLOCK = 1 << 14
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idle_test"}
+
+
+def standard_library() -> list[Path]:
+    """The sources of this Python's standard library, without its tests.
+
+    Returns
+    -------
+    list of Path
+        Sorted.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = (p for p in root.rglob("*.py") if not _SKIPPED & set(p.relative_to(root).parts))
+    return sorted(files)
+
+
+def read_text(path: str) -> Bytes:
+    """All bytes of a file, of all files of a folder (sorted), or of the standard library.
+
+    Parameters
+    ----------
+    path : str
+        File or folder; empty for the standard library.
+
+    Returns
+    -------
+    ndarray of uint8
+        The text.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such file or folder, or it cannot be read.
+    EmptyInput
+        If there is nothing in it.
+    """
+    place = Path(path)
+    if not path:
+        files = standard_library()
+    elif place.is_dir():
+        files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
+    elif place.is_file():
+        files = [place]
+    else:
+        raise RecipeError(f"data.path {path!r} is neither a file nor a folder")
+    try:
+        data = b"".join(p.read_bytes() for p in files)
+    except OSError as error:
+        raise RecipeError(f"data.path: {error.filename} cannot be read: {error.strerror}") from None
+    if not data:
+        raise EmptyInput("read_text", f"no bytes in {path or 'the standard library'!r}")
+    return np.frombuffer(data, np.uint8)
+
+
+def share_text(comm: Communicator, path: str) -> Bytes:
+    """The text that rank 0 reads, on every rank. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    path : str
+        As in `read_text`; read by rank 0 only.
+
+    Returns
+    -------
+    ndarray of uint8
+        Equal on every rank; an error of rank 0 is raised on all.
+    """
+    text = np.empty(0, np.uint8)
+    size: Any = None
+    if comm.rank == 0:
+        try:
+            text = read_text(path)
+            size = text.size
+        except ParallelismError as error:
+            size = error
+    size = comm.broadcast_json(size)
+    if comm.rank != 0:
+        text = np.empty(size, np.uint8)
+    return comm.broadcast(text)  # type: ignore[no-any-return]
+
+
+def bigram_entropy(text: Bytes) -> float:
+    """Conditional entropy of a byte given the byte before it, in nats.
+
+    Parameters
+    ----------
+    text : ndarray of uint8
+        At least two bytes.
+
+    Returns
+    -------
+    float
+        ``H(X_t | X_t-1)`` of the empirical bigram distribution: what the best predictor reaches
+        that sees one byte of context and is tuned on this very text.
+    """
+    if text.size < 2:
+        raise EmptyInput("bigram_entropy", f"{text.size} bytes have no bigram")
+    pairs = text[:-1].astype(np.int64) * 256 + text[1:]
+    counts = np.bincount(pairs, minlength=65536).reshape(256, 256).astype(np.float64)
+    first = counts.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.where(counts > 0, np.log(counts / first), 0.0)
+    return float(-(counts * logs).sum() / counts.sum())
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text cut into a part to train on and a part that is held out.
+
+    Parameters
+    ----------
+    train, held_out : ndarray of uint8
+        Blocks of 16 KiB go to one or the other, spread evenly over the text.
+    digest : str
+        Hash of the whole text.
+    bigram_entropy : float
+        Of the whole text, in nats.
+    """
+
+    train: Bytes
+    held_out: Bytes
+    digest: str
+    bigram_entropy: float
+
+    @classmethod
+    def cut(cls, text: Bytes, held_out: float) -> Corpus:
+        """Cut a text.
+
+        Parameters
+        ----------
+        text : ndarray of uint8
+            The whole.
+        held_out : float
+            Share that is held out, above 0 and below 1.
+
+        Returns
+        -------
+        Corpus
+            Every k-th block held out; a short text is cut once, near its end.
+        """
+        if not 0 < held_out < 1:
+            raise RecipeError(f"data.held_out={held_out} must lie between 0 and 1; 0.02 would do")
+        digest = hashlib.blake2b(text.tobytes(), digest_size=16).hexdigest()
+        every = max(2, round(1 / held_out))
+        n_blocks = -(-text.size // _BLOCK)
+        if n_blocks < every:
+            stop = min(text.size - 1, max(1, round(text.size * (1 - held_out))))
+            return cls(text[:stop], text[stop:], digest, bigram_entropy(text))
+        blocks = [text[i * _BLOCK : (i + 1) * _BLOCK] for i in range(n_blocks)]
+        kept = np.concatenate([b for i, b in enumerate(blocks) if i % every != every - 1])
+        held = np.concatenate([b for i, b in enumerate(blocks) if i % every == every - 1])
+        return cls(kept, held, digest, bigram_entropy(text))
+
+
+class Sampler:
+    """Rows of a text in an order that depends on the seed and the position alone.
+
+    Every epoch visits each row once, in a fresh order; the n-th row of the run is the same
+    whatever the number of ranks, so a run goes on exactly at any position and degree.
+
+    Parameters
+    ----------
+    text : ndarray of uint8
+        To train on.
+    sequence : int
+        Tokens of a row; its targets are the bytes one further.
+    seed : int
+        Of the order.
+    """
+
+    def __init__(self, text: Bytes, sequence: int, seed: int) -> None:
+        self.n_rows = (text.size - 1) // sequence
+        if self.n_rows < 1:
+            raise UnevenSplit(
+                "text / sequence",
+                f"{text.size} bytes hold no row of {sequence} tokens and a target; "
+                f"sequence={max(1, text.size - 1)} at most",
+            )
+        self._text = text
+        self._sequence = sequence
+        self._seed = seed
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    def rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Tokens and targets of rows `start` to `stop` of the run.
+
+        Parameters
+        ----------
+        start, stop : int
+            Positions, counted from the start of the run over all epochs and ranks.
+
+        Returns
+        -------
+        ndarray of int64
+            Shape (stop - start, sequence + 1): a row without its last is tokens, without its
+            first is targets.
+        """
+        picked = [self._row(position) for position in range(start, stop)]
+        n = self._sequence
+        rows = np.empty((len(picked), n + 1), np.int64)
+        for i, row in enumerate(picked):
+            rows[i] = self._text[row * n : row * n + n + 1]
+        return rows
+
+    def _row(self, position: int) -> int:
+        epoch, index = divmod(position, self.n_rows)
+        if epoch not in self._orders:
+            rng = np.random.default_rng([self._seed, epoch])
+            self._orders = {epoch: rng.permutation(self.n_rows)}
+        return int(self._orders[epoch][index])

@@ -1,0 +1,344 @@
+"""The training job: a byte-level GPT, data-parallel over MPI ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpipar import checkpoint
+from mpipar.comm import Communicator
+from mpipar.data_parallel.data_parallel import DataParallel
+from mpipar.errors import CheckpointError, RecipeError
+from mpipar.mesh.mesh import Mesh
+from mpipar.models import GPT
+from mpipar.train.optimizer import AdamW
+from mpipar.train.recipe import Recipe, dump_recipe
+from mpipar.train.run_folder import RECIPE, Metrics
+from mpipar.train.text import Corpus, Sampler, share_text
+from mpipar.units.remainder import exact_size, spread_range
+
+
+@dataclasses.dataclass
+class StepResult:
+    """What one step gave, equal on every rank.
+
+    Attributes
+    ----------
+    step : int
+        From 1.
+    loss : float
+        Mean over the tokens of the global batch, in nats.
+    gradient_norm, learning_rate : float
+        Before clipping; as used.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+class Trainer:
+    """Trains the model of a recipe. Collective to make and to call.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    recipe : Recipe
+        What to do.
+    folder : Path, optional
+        Run folder; without one nothing is written.
+    """
+
+    def __init__(self, comm: Communicator, recipe: Recipe, folder: Path | None = None) -> None:
+        self.comm = comm
+        self.mesh = _mesh(comm, recipe)
+        self.folder = folder
+        text = share_text(comm, recipe.data.path)
+        self.corpus = Corpus.cut(text, recipe.data.held_out)
+        if recipe.data.digest not in ("", self.corpus.digest):
+            raise RecipeError(
+                f"the text has hash {self.corpus.digest}, the recipe asks for "
+                f"{recipe.data.digest}; it has changed: set data.digest='' to train on it all the "
+                "same"
+            )
+        self.recipe = dataclasses.replace(
+            recipe,
+            data=dataclasses.replace(recipe.data, digest=self.corpus.digest),
+            run=dataclasses.replace(recipe.run, folder=str(folder or "")),
+        )
+        train = recipe.train
+        dp = self.mesh.degree("dp")
+        self.n_local = exact_size(train.batch, dp, "train.batch", "dp")
+        if not 1 <= train.microbatches <= self.n_local:
+            raise RecipeError(
+                f"train.microbatches={train.microbatches} must lie in 1..{self.n_local}, the "
+                f"sequences of a rank (train.batch={train.batch} over dp={dp})"
+            )
+        self.model = GPT(recipe.model)
+        self.sampler = Sampler(self.corpus.train, recipe.model.sequence, train.seed)
+        group = self.mesh.comm("dp")
+        group.deterministic = train.deterministic
+        self.dp = DataParallel(group, self.model.init(train.seed, _dtype(train.dtype)))
+        self.optimizer = AdamW(self.dp.parameters, self.dp.trainable, train)
+        self.step = 0
+        self.n_rows_seen = 0
+
+    # -- one step ---------------------------------------------------------------------------
+
+    def train_step(self) -> StepResult:
+        """One optimizer step. Collective.
+
+        Returns
+        -------
+        StepResult
+            Equal on every rank.
+        """
+        train, model = self.recipe.train, self.model
+        self.step += 1
+        rank = self.mesh.coordinate["dp"]
+        start = (self.step - 1) * train.batch + rank * self.n_local
+        rows = self.sampler.rows(start, start + self.n_local)
+        self.n_rows_seen += len(rows)
+        scale = 1.0 / (train.batch * self.recipe.model.sequence)
+        loss = 0.0
+        for i in range(train.microbatches):
+            low, high = spread_range(self.n_local, train.microbatches, i)
+            tokens, targets = rows[low:high, :-1], rows[low:high, 1:]
+            noise = self._noise(start + low)
+            part, context = model.forward(self.dp.parameters, tokens, targets, scale, noise)
+            loss += part
+            last = i == train.microbatches - 1
+            model.backward(
+                self.dp.parameters, context, self.dp.gradients, i > 0,
+                self.dp.ready if last else None,
+            )  # fmt: skip
+        self.dp.finish()
+        loss = self._sum(loss)
+        norm = self.dp.gradient_norm()
+        clipped = min(1.0, train.clip_norm / norm) if train.clip_norm > 0 and norm > 0 else 1.0
+        rate = self.optimizer.step(self.dp.gradients, self.step, clipped)
+        return StepResult(self.step, loss, norm, rate)
+
+    def _noise(self, row: int) -> np.random.Generator | None:
+        """Random stream of dropout, fixed by the place in the data, not by rank or microbatch."""
+        if not self.recipe.model.dropout:
+            return None
+        return np.random.Generator(np.random.Philox([self.recipe.train.seed, row]))
+
+    def _sum(self, value: float) -> float:
+        start = time.perf_counter()
+        total = float(self.dp.comm.all_reduce(np.array(value, np.float64)))
+        self.dp.communication_s += time.perf_counter() - start
+        return total
+
+    def held_out_loss(self) -> float:
+        """Mean loss over the first held-out sequences. Collective.
+
+        Returns
+        -------
+        float
+            In nats per byte, equal on every rank.
+        """
+        n = self.recipe.model.sequence
+        sampler = Sampler(self.corpus.held_out, n, 0)
+        n_rows = min(self.recipe.run.held_out_sequences, sampler.n_rows)
+        low, high = spread_range(n_rows, self.mesh.degree("dp"), self.mesh.coordinate["dp"])
+        total = 0.0
+        for start in range(low, high, 8):
+            rows = sampler.rows(start, min(start + 8, high))
+            total += self.model.loss(self.dp.parameters, rows[:, :-1], rows[:, 1:])
+        return self._sum(total) / (n_rows * n)
+
+    # -- the whole run ----------------------------------------------------------------------
+
+    def run(self, report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """Train to the last step. Collective.
+
+        Parameters
+        ----------
+        report : callable
+            Gets whole lines, on rank 0 only.
+
+        Returns
+        -------
+        dict
+            Figures for the table at the end.
+        """
+        say = report if self.comm.rank == 0 else lambda _: None
+        recipe, run = self.recipe, self.recipe.run
+        metrics = None
+        if self.folder is not None:
+            metrics = Metrics(self.folder, self.comm.rank == 0, self.step)
+            if self.comm.rank == 0:
+                (self.folder / RECIPE).write_text(dump_recipe(recipe))
+        clock = _Clock(self)
+        result: StepResult | None = None
+        held: dict[str, float] = {}
+        while self.step < recipe.train.steps:
+            result = self.train_step()
+            last = self.step == recipe.train.steps
+            if last or (run.log_every and self.step % run.log_every == 0) or self.step == 1:
+                say(clock.line(result))
+            held = {}
+            if last or (run.evaluate_every and self.step % run.evaluate_every == 0):
+                held = {"held_out_loss": clock.pause(self.held_out_loss)}
+                say(f"step {self.step}/{recipe.train.steps} | held-out loss "
+                    f"{held['held_out_loss']:.4f}")  # fmt: skip
+            if metrics is not None:
+                metrics.write({**dataclasses.asdict(result), **held, **clock.figures()})
+            if last or (run.checkpoint_every and self.step % run.checkpoint_every == 0):
+                clock.pause(self.save)
+        return {**clock.summary(result), **held}
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint into the run folder, if there is one. Collective."""
+        if self.folder is None:
+            return
+        arrays = {**self.dp.parameters, **self.optimizer.state()}
+        position = {"step": self.step, "rows_seen": self.step * self.recipe.train.batch}
+        where = self.folder / "checkpoints"
+        checkpoint.save(self.comm, where, self.step, arrays, position, self.recipe.run.keep)
+
+    def resume(self) -> int:
+        """Go on from the newest complete checkpoint. Collective.
+
+        Returns
+        -------
+        int
+            The step from which the run goes on.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or it does not fit the model.
+        """
+        place = None
+        if self.folder is not None:
+            place = checkpoint.newest(self.comm, self.folder / "checkpoints")
+        if place is None:
+            raise CheckpointError(f"no complete checkpoint in {self.folder}; start without --resume")
+        arrays, state = checkpoint.load(place)
+        for name, target in {**self.dp.parameters, **self.optimizer.state()}.items():
+            if name not in arrays or arrays[name].shape != target.shape:
+                found = arrays[name].shape if name in arrays else "missing"
+                raise CheckpointError(f"{place}: {name} is {found}, the model needs {target.shape}")
+            target[...] = arrays[name]
+        if state["rows_seen"] != state["step"] * self.recipe.train.batch:
+            raise CheckpointError(
+                f"{place} was written after {state['rows_seen']} sequences in {state['step']} steps; "
+                f"train.batch={self.recipe.train.batch} would leave its place in the data"
+            )
+        self.step = int(state["step"])
+        return self.step
+
+
+class _Clock:
+    """Throughput, share of communication and time left; evaluation and saving do not count."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._start = self._mark = time.perf_counter()
+        self._first = self._mark_step = trainer.step
+        self._communicated = trainer.dp.communication_s
+        self._start_communicated = trainer.dp.communication_s
+        self._paused = 0.0
+        self._mark_paused = 0.0
+
+    def pause(self, function: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        before = self._trainer.dp.communication_s
+        value = function()
+        self._paused += time.perf_counter() - begin
+        self._trainer.dp.communication_s = before
+        return value
+
+    def _rate(self, seconds: float, steps: int) -> float:
+        recipe = self._trainer.recipe
+        return steps * recipe.train.batch * recipe.model.sequence / max(seconds, 1e-9)
+
+    def figures(self) -> dict[str, Any]:
+        seconds = time.perf_counter() - self._start - self._paused
+        rate = self._rate(seconds, self._trainer.step - self._first)
+        spent = self._trainer.dp.communication_s - self._start_communicated
+        return {
+            "tokens_per_s": round(rate, 1),
+            "communication_share": round(spent / max(seconds, 1e-9), 4),
+            "peak_bytes": peak_bytes(),
+        }
+
+    def line(self, result: StepResult) -> str:
+        trainer, now = self._trainer, time.perf_counter()
+        seconds = now - self._mark - (self._paused - self._mark_paused)
+        rate = self._rate(seconds, trainer.step - self._mark_step)
+        share = (trainer.dp.communication_s - self._communicated) / max(seconds, 1e-9)
+        done = trainer.step - self._first
+        left = (now - self._start - self._paused) / done * (trainer.recipe.train.steps - trainer.step)
+        self._mark, self._mark_step, self._mark_paused = now, trainer.step, self._paused
+        self._communicated = trainer.dp.communication_s
+        steps = trainer.recipe.train.steps
+        return (
+            f"step {result.step:{len(str(steps))}d}/{steps} | loss {result.loss:.4f} | "
+            f"{rate / 1e3:.2f}k tok/s | {rate / 1e3 / trainer.comm.size:.2f}k tok/s/rank | "
+            f"comm {share:.0%} | peak {peak_bytes() / 2**30:.2f} GiB | left {_minutes(left)}"
+        )
+
+    def summary(self, result: StepResult | None) -> dict[str, Any]:
+        trainer = self._trainer
+        peak = trainer.comm.all_gather(np.array([peak_bytes()], np.int64))
+        return {
+            "steps": trainer.step,
+            "ranks": trainer.comm.size,
+            "parameters": sum(trainer.dp.parameters[n].size for n in trainer.dp.trainable),
+            "training loss": result.loss if result else math.nan,
+            "bigram entropy": trainer.corpus.bigram_entropy,
+            "largest peak GiB": float(peak.max()) / 2**30,
+            "seconds": time.perf_counter() - self._start,
+            **self.figures(),
+        }
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def peak_bytes() -> int:
+    """Largest resident memory of this process so far.
+
+    Returns
+    -------
+    int
+        In bytes.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _mesh(comm: Communicator, recipe: Recipe) -> Mesh:
+    m = recipe.mesh
+    for axis in ("pp", "tp", "cp"):
+        if getattr(m, axis) > 1:
+            raise RecipeError(
+                f"mesh.{axis}={getattr(m, axis)}: train runs data parallelism so far; "
+                f"mesh.{axis}=1 would do"
+            )
+    return Mesh(comm, dp=m.dp or None, pp=m.pp or None, tp=m.tp or None, cp=m.cp or None,
+                order=m.order)  # fmt: skip
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name not in ("float32", "float64"):
+        raise RecipeError(f"train.dtype={name!r}: float32 or float64")
+    return np.dtype(name)
