@@ -165,17 +165,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run_verb(words[0], words[1:])
 
 
+def _parse(
+    parser: argparse.ArgumentParser, words: list[str], is_silent: bool
+) -> argparse.Namespace:
+    """Help and usage errors are told once: by the first rank."""
+    if not is_silent:
+        return parser.parse_args(words)
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        return parser.parse_args(words)
+
+
 def _run_verb(verb: str, words: list[str]) -> int:
     launched = detect(os.environ)
     rank = launched.rank if launched is not None else None
     module, parser = load_verb(verb)
     try:
-        with contextlib.ExitStack() as silence:
-            if rank:  # help and usage errors are told once
-                nowhere = silence.enter_context(open(os.devnull, "w"))
-                silence.enter_context(contextlib.redirect_stdout(nowhere))
-                silence.enter_context(contextlib.redirect_stderr(nowhere))
-            arguments = parser.parse_args(words)
+        arguments = _parse(parser, words, is_silent=bool(rank))
     except SystemExit as stop:  # argparse has printed help or usage
         return stop.code if isinstance(stop.code, int) else USAGE
 

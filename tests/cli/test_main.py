@@ -50,7 +50,7 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert main(["rnu"]) == 2
     assert capsys.readouterr().err == "mpipar: unknown verb 'rnu'; did you mean run?\n"
     assert main(["xyzzy"]) == 2
-    assert "verbs are run" in capsys.readouterr().err
+    assert "verbs are " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,20 @@ def test_errors_of_the_tree_are_three_lines(
     assert len(lines) == 3
     with pytest.raises(errors.LayoutError):
         main(["probe", "-v"])
+
+
+def test_further_ranks_say_one_line_and_usage_nothing(
+    verb: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    verb["raise"] = errors.LayoutError("tp=3 does not divide 8;\n2 or 4 would do")
+    assert main(["probe"]) == 3
+    assert capsys.readouterr().err == "[rank 3] LayoutError: tp=3 does not divide 8;\n"
+    assert main(["probe", "--sise", "1"]) == 2
+    assert capsys.readouterr() == ("", "")
 
 
 def test_mistakes_in_the_code_keep_their_traceback(verb: dict[str, object]) -> None:
