@@ -1,7 +1,9 @@
 """`mpipar run`: what it starts and refuses, with launcher doubles; then real launches (kill)."""
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -188,6 +190,34 @@ def test_a_real_rank_that_hangs_meets_the_deadline() -> None:
     done = launch("-n", "2", "--", "python", "-c", program, timeout_s=23)
     assert done.returncode == 1
     assert "deadline of 3 s passed" in done.stderr
+
+
+def running(tag: str) -> int:
+    """Processes with `tag` on their command line."""
+    found = 0
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += tag.encode() in entry.read_bytes()
+    return found
+
+
+@pytest.mark.kill
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_real_rank_outlives_mpipar_run(number: signal.Signals) -> None:
+    tag = f"tag{os.urandom(6).hex()}"
+    program = f"import mpi4py.MPI, time; print('up', flush=True); time.sleep(50)  # {tag}"
+    command = [PYTHON, "-m", "mpipar", "run", "-n", "2", "--", "python", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        assert running(tag) >= 3  # the finder sees what must go
+        job.send_signal(number)
+        assert job.wait(20) == (-number if number == signal.SIGKILL else 1)
+        end = time.monotonic() + 10
+        while running(tag) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert running(tag) == 0
 
 
 SINGLETON = """
