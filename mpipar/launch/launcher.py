@@ -164,7 +164,7 @@ def rank_settings(
     library : LibraryName
         The MPI library of the ranks.
     environment : mapping of str to str
-        Such as ``os.environ``; nothing that is set there is changed.
+        Such as ``os.environ``; what is set there stays, but for ``SLURM_MPI_TYPE`` under MPICH.
     n_ranks, n_cores : int
         Ranks to start; cores that this process may use.
     is_root : bool
@@ -173,16 +173,18 @@ def rank_settings(
     Returns
     -------
     dict of str to str
-        Only variables that `environment` does not have.
+        Variables to add.
     """
     settings = {"PYTHONFAULTHANDLER": "1", **thread_settings(environment)}
     if library.family == "Open MPI":
         settings |= _open_mpi_settings(library.version[0], environment, n_ranks > n_cores)
         if is_root:
             settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    elif "SLURM_JOB_ID" in environment:
-        settings["SLURM_MPI_TYPE"] = "none"  # else Hydra's own srun of its daemons aborts
-    return {name: value for name, value in settings.items() if name not in environment}
+    missing = {name: value for name, value in settings.items() if name not in environment}
+    if library.family != "Open MPI" and "SLURM_JOB_ID" in environment:
+        # Hydra's own srun of its daemons: a site's pmix there makes every rank abort
+        missing["SLURM_MPI_TYPE"] = "none"
+    return missing
 
 
 def _open_mpi_settings(

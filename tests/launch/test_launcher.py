@@ -120,6 +120,9 @@ def test_settings_inside_an_allocation() -> None:
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in settings  # all ranks on the first node
     assert "OMPI_MCA_pml" not in settings  # the network is needed there
     assert rank_settings(MPICH, slurm, 8, 2)["SLURM_MPI_TYPE"] == "none"
+    assert (
+        rank_settings(MPICH, {**slurm, "SLURM_MPI_TYPE": "pmix"}, 8, 2)["SLURM_MPI_TYPE"] == "none"
+    )
     assert "SLURM_MPI_TYPE" not in rank_settings(MPICH, {}, 8, 2)
 
 
