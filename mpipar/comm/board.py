@@ -18,6 +18,7 @@ _HEAD = 8
 _LINE = _HEAD + _SLOTS
 _PID, _STATE = 0, 1
 RUNNING, LEFT, FAILED = 1, 2, 3
+HAS_LEFT = "has left the program"
 
 
 class Board:
@@ -123,7 +124,7 @@ class Board:
             return None
         state = self.words[line + _STATE]
         if state != RUNNING:
-            return "has left the program" if state == LEFT else "failed"
+            return HAS_LEFT if state == LEFT else "failed"
         return None if _alive(self.words[line + _PID]) else "was killed"
 
 

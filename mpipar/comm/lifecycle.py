@@ -15,8 +15,9 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import TextIO
 
-from mpipar.comm.board import FAILED, LEFT, Board
+from mpipar.comm.board import FAILED, HAS_LEFT, LEFT, Board
 
 _LAST_RESORT_S = 10.0
 
@@ -37,6 +38,7 @@ class Job:
     def __init__(self, rank: int, board: Board, kill_all: Callable[[int], object]) -> None:
         self.rank = rank
         self.board = board
+        self.stream: TextIO | None = None  # instead of sys.stderr, where that is captured
         self._kill_all = kill_all
         self._ended = threading.Lock()
 
@@ -54,8 +56,9 @@ class Job:
             return
         self.board.set_state(FAILED)
         prefix = f"[mpipar rank {self.rank}] "
-        sys.stderr.write("".join(f"{prefix}{line}\n" for line in report.rstrip().splitlines()))
-        sys.stderr.flush()
+        stream = self.stream or sys.stderr
+        stream.write("".join(f"{prefix}{line}\n" for line in report.rstrip().splitlines()))
+        stream.flush()
         sys.stdout.flush()
         resort = threading.Timer(_LAST_RESORT_S, os._exit, [code])
         resort.daemon = True
@@ -70,7 +73,7 @@ class Job:
         self.board.set_state(LEFT)
         while running := [r for r in self.board.lines if r != self.rank]:
             states = {r: self.board.gone(r) for r in running}
-            if all(why == "has left the program" for why in states.values()):
+            if all(why == HAS_LEFT for why in states.values()):
                 return
             bad = [f"rank {r} {why}" for r, why in states.items() if why and "left" not in why]
             if bad:
@@ -93,6 +96,17 @@ def install(job: Job) -> None:
     _job = job
     sys.excepthook = _report_uncaught
     atexit.register(job.leave)
+
+
+def current_job() -> Job | None:
+    """The job of this process.
+
+    Returns
+    -------
+    Job or None
+        None before MPI has started.
+    """
+    return _job
 
 
 def _report_uncaught(

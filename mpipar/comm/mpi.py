@@ -24,7 +24,7 @@ from mpipar.comm.mpi_engine import Engine, Program, wrong_size
 from mpipar.comm.mpi_groups import Groups, SharedGroup
 from mpipar.comm.request import ENDED, Request
 from mpipar.comm.watchdog import Watchdog
-from mpipar.errors import CollectiveMismatch, CollectiveTimeout, ParallelismError, RankFailed
+from mpipar.errors import CollectiveMismatch, ParallelismError, RankFailed
 
 _PEERS = (Op.SEND, Op.RECV)
 
@@ -54,17 +54,30 @@ class MPICommunicator(Communicator):
         super().__init__(CommInfo(shared.comm.rank, shared.comm.size), shared.name, deterministic)
         settings = groups.settings
         self.world_ranks = shared.world_ranks
-        self.number = shared.number
         self.deadline_s = settings.deadline_s
         self.checked = settings.checked
-        self.engine: Engine = shared.engine
-        self._shared: SharedGroup | None = shared
         self._groups = groups
         self._watchdog = watchdog
         self._busy = threading.Lock()
-        self._slot = watchdog.board.slot(self.number)
+        self.attach(shared)
+
+    def attach(self, shared: SharedGroup) -> None:
+        """Work on this group of the same ranks from now on.
+
+        Parameters
+        ----------
+        shared : SharedGroup
+            Fresh, or found open.
+        """
+        board = self._watchdog.board
+        self.name = shared.name
+        self.number = shared.number
+        self.engine: Engine = shared.engine
+        self._shared: SharedGroup | None = shared
+        self._slot = board.slot(self.number)
         self._queue: deque[_Pending] = shared.queue
-        self._broken: ParallelismError | None = None
+        if shared.sequence == 0:  # a closed group of the same number may have left its mark
+            board.words[self._slot] = self.number << 32
 
     @property
     def mpi(self) -> MPI.Intracomm:
@@ -187,8 +200,8 @@ class MPICommunicator(Communicator):
     def _refuse(self, call: Call) -> None:
         if self._shared is None:
             raise RankFailed(f"{self.name} is closed; {call} came after close()")
-        if self._broken is not None:
-            raise RankFailed(f"{self.name} is unusable since: {self._broken}")
+        if self._shared.broken is not None:
+            raise RankFailed(f"{self.name} is unusable since: {self._shared.broken}")
         if call.error is not None and (not self.checked or call.op in _PEERS):
             raise call.error
 
@@ -242,9 +255,10 @@ class MPICommunicator(Communicator):
         explain = partial(self._explain, pending)
         try:
             Request(pending.call, pending.settle, explain, self.deadline_s).wait()
-        except CollectiveTimeout as error:
-            if not pending.cancel():
-                self._broken = error
+        except BaseException as error:
+            if not pending.cancel() and self._shared is not None:
+                self._shared.broken = RankFailed(f"{pending.call} was broken off: {error}")
+                self._groups.given_up.append(pending)
             raise
 
     def _advance(self, pending: _Pending) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpipar.comm.mpi_engine import Engine
-from mpipar.errors import CollectiveMismatch, CountOutOfRange, RankFailed
+from mpipar.errors import CollectiveMismatch, CountOutOfRange, ParallelismError, RankFailed
 
 
 @dataclass
@@ -84,6 +84,7 @@ class SharedGroup:
     sequence: int = 0
     queue: deque[Any] = field(default_factory=deque)
     peers: list[Any] = field(default_factory=list)
+    broken: ParallelismError | None = None
 
     @property
     def number(self) -> int:
@@ -112,6 +113,7 @@ class Groups:
         self.settings = settings
         self.live: dict[tuple[tuple[int, ...], str], SharedGroup] = {}
         self.n_made = 0
+        self.given_up: list[Any] = []  # kept alive: the MPI may still write into their buffers
 
     def adopt(
         self, comm: MPI.Intracomm, world_ranks: tuple[int, ...], purpose: str
@@ -209,6 +211,35 @@ class Groups:
             members.Free()
             everyone.Free()
 
+    def marks(self) -> dict[str, list[int]]:
+        """How far each group is.
+
+        Returns
+        -------
+        dict
+            Name -> number of collectives begun, and whether any call on it is unfinished.
+        """
+        return {
+            f"{purpose}{ranks}": [shared.sequence, bool(shared.queue or shared.peers)]
+            for (ranks, purpose), shared in self.live.items()
+        }
+
+    def give_up(self, names: Collection[str], reason: str) -> None:
+        """Take groups out of use for good, without a word to their other ranks.
+
+        Parameters
+        ----------
+        names : collection of str
+            As in `marks`.
+        reason : str
+            Told by the error of every later call on them.
+        """
+        for key, shared in list(self.live.items()):
+            ranks, purpose = key
+            if f"{purpose}{ranks}" in names:
+                shared.broken = RankFailed(reason)
+                self.given_up.append(self.live.pop(key))
+
     def release(self, shared: SharedGroup) -> None:
         """Give one handle back; the last one frees the communicator. Collective over it.
 
@@ -218,6 +249,6 @@ class Groups:
             From `adopt` or `make`.
         """
         shared.n_users -= 1
-        if shared.n_users == 0:
+        if shared.n_users == 0 and shared.broken is None:
             self.live.pop((shared.world_ranks, shared.purpose), None)
             shared.comm.Free()

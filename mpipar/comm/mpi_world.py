@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 
 import numpy as np
 from mpi4py import MPI
@@ -50,6 +51,22 @@ class World:
         install(self.job)
         shared = self.groups.adopt(world, tuple(range(base.size)), "world")
         self.comm = MPICommunicator(shared, self.groups, self.watchdog)
+
+    def give_up(self, names: Collection[str], reason: str) -> None:
+        """Take groups out of use after calls on them were broken off; the world starts anew.
+
+        Parameters
+        ----------
+        names : collection of str
+            As in `Groups.marks`, the same on every rank of such a group; the world's on all ranks.
+        reason : str
+            Told by the error of every later call on them.
+        """
+        world = self.comm.world_ranks
+        self.groups.give_up(names, reason)
+        if not any(ranks == world and p.startswith("world") for ranks, p in self.groups.live):
+            purpose = f"world {self.groups.n_made}"
+            self.comm.attach(self.groups.adopt(MPI.COMM_WORLD.Dup(), world, purpose))
 
     def wrap(self, comm: MPI.Intracomm) -> MPICommunicator:
         """A communicator of ours over the ranks of the user's. Collective over it.

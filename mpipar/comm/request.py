@@ -126,6 +126,21 @@ ENDED = Request(Call(Op.BARRIER))
 """What a transport returns for a blocking call that has ended."""
 
 
+_look_out: Callable[[], None] | None = None
+
+
+def set_look_out(look_out: Callable[[], None] | None) -> None:
+    """Set what every wait of this process calls while it waits; its exception ends the wait.
+
+    Parameters
+    ----------
+    look_out : callable or None
+        None for nothing.
+    """
+    global _look_out
+    _look_out = look_out
+
+
 def pause(n_turns: int) -> None:
     """Let others run while waiting: yields first, sleeps when the wait is long.
 
@@ -134,6 +149,8 @@ def pause(n_turns: int) -> None:
     n_turns : int
         How many turns this wait has already taken.
     """
+    if _look_out is not None:
+        _look_out()
     if n_turns < 2000:
         os.sched_yield()
     else:

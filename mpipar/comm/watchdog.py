@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from mpipar.comm.board import Board
+from mpipar.comm.board import HAS_LEFT, Board
 from mpipar.comm.call import Call, Op
 
 _PERIOD_S = 0.25
@@ -79,7 +79,13 @@ class Watchdog:
         else:
             awaited = [r for r in group.world_ranks if r != self._world_rank]
             absent = [r for r in awaited if self.board.arrived(r, group.number, mark) is False]
-        return absent, [f"rank {r} {why}" for r in absent if (why := self.board.gone(r))]
+        known = {r: why for r in awaited if (why := self.board.gone(r))}
+        return absent, [
+            f"rank {r} {why}"
+            for r, why in known.items()
+            if r in absent
+            or (why != HAS_LEFT and self.board.arrived(r, group.number, mark) is None)
+        ]
 
     def report(self, call: Call, group: Group, mark: int, waited_s: float) -> str:
         """The lines that are printed when the job is ended.

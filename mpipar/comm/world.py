@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.base import Communicator
@@ -57,6 +58,33 @@ def init() -> Communicator:
     """
     world = _start()
     return world if isinstance(world, IdentityCommunicator) else world.comm
+
+
+def group_marks() -> dict[str, list[int]]:
+    """How far this process is in each of its groups.
+
+    Returns
+    -------
+    dict
+        As in `Groups.marks`; empty without MPI.
+    """
+    world = _start()
+    return {} if isinstance(world, IdentityCommunicator) else world.groups.marks()
+
+
+def give_up_groups(names: Collection[str], reason: str) -> None:
+    """Take groups out of use after calls on them were broken off on some ranks.
+
+    Parameters
+    ----------
+    names : collection of str
+        Keys of `group_marks`, the same on every rank of such a group.
+    reason : str
+        Told by the error of every later call on them.
+    """
+    world = _start()
+    if not isinstance(world, IdentityCommunicator):
+        world.give_up(names, reason)
 
 
 def wrap(comm: Any) -> Communicator:
