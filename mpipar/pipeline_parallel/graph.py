@@ -1,15 +1,16 @@
 """What waits for what: the dependency edges of a schedule, and the walk along them.
 
 Every action has a predecessor in its rank's list and at most one edge besides: a forward waits
-for the stage below, a backward for the stage above, a send for its receive. An overlapped pair
-is one node with two such edges. `walk` runs the ranks' lists along the edges; the simulator
-gives it times, the validator only asks where it got stuck.
+for the stage below, a backward for the stage above, a send for its receive. In an
+overlapped pair the first half is a gate: it waits for its edge, and the pair runs, with its own
+edge, as the second. `walk` runs the ranks' lists along the edges; the simulator gives it times,
+the validator only asks where it got stuck.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -139,141 +140,107 @@ def partners(places: Places) -> list[tuple[Ints, Ints]]:
     return pairs
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """Actions with overlapped pairs merged, ready to be walked.
+def walk(schedule: Schedule, edge: Ints, duration: Times, lag: Times) -> tuple[Times, Times, Ints]:
+    """Run each rank's actions in order, each as soon as its edge is done.
 
     Parameters
     ----------
-    offsets : array of int64, shape (n_ranks + 1,)
-        Where each rank's nodes begin.
-    of_action : array of int64, shape (n_actions,)
-        Node of each action.
-    edges : tuple of array of int, each of shape (n_nodes,)
-        One edge per node, or two where pairs exist; -1 for none.
+    schedule : Schedule
+        The schedule; its pairs run once both halves can, for the time of the second one.
+    edge : array of int, shape (n_actions,)
+        What each action waits for besides its list, -1 for nothing.
+    duration : array, shape (n_actions,)
+        int64, float64 or object (exact Python numbers); the result has the same type.
+    lag : array, shape (n_actions,)
+        Delay along each edge, 0 where there is none.
+
+    Returns
+    -------
+    start, end : array, shape (n_actions,)
+        Meaningful for the actions that ran.
+    heads : array of int64, shape (n_ranks,)
+        Next action of each rank: ``offsets[1:]`` if all ran, else where the rank is stuck.
     """
+    first = np.flatnonzero(schedule.overlapped)
+    if first.size:
+        edge = edge + np.append(schedule.overlapped, False)[edge]  # done when the pair is
+        duration = duration.copy()
+        duration[first] = 0  # the first half is a gate
+    wide = schedule.n_ranks >= _WIDE and duration.dtype != object
+    end, heads = (_walk_wide if wide else _walk_narrow)(schedule.offsets, edge, duration, lag)
+    before = np.zeros_like(end[:-1])
+    before[1:] = end[:-2]
+    before[schedule.offsets[:-1][np.diff(schedule.offsets) > 0]] = 0
+    start = np.maximum(before, end[edge] + lag)
+    start[first], end[first] = start[first + 1], end[first + 1]
+    return start, end[:-1], heads
 
-    offsets: Ints
-    of_action: Ints
-    edges: tuple[Ints, ...]
 
-    @classmethod
-    def merge(cls, schedule: Schedule, edge: Ints) -> Nodes:
-        """Merge the overlapped pairs of a schedule.
+def _walk_wide(offsets: Ints, edge: Ints, duration: Times, lag: Times) -> tuple[Times, Ints]:
+    """All ranks at once: each step runs every rank's next action that can run."""
+    end = np.zeros(len(duration) + 1, dtype=duration.dtype)  # the last: edge -1, "none"
+    done = np.zeros(len(duration) + 1, dtype=bool)
+    done[-1] = True
+    heads, stops = offsets[:-1].copy(), offsets[1:]
+    clock = np.zeros(len(heads), dtype=duration.dtype)
+    active = np.flatnonzero(heads < stops)
+    while active.size:
+        index, ranks = heads[active], active
+        need = edge[index]
+        ready = done[need]
+        if not ready.all():
+            if not ready.any():
+                break
+            index, need, ranks = index[ready], need[ready], active[ready]
+        now = np.maximum(clock[ranks], end[need] + lag[index]) + duration[index]
+        end[index] = now
+        done[index] = True
+        clock[ranks] = now
+        index += 1
+        heads[ranks] = index
+        if (index == stops[ranks]).any():
+            active = np.flatnonzero(heads < stops)
+    return end, heads
 
-        Parameters
-        ----------
-        schedule : Schedule
-            The schedule.
-        edge : array of int, shape (n_actions,)
-            Edges between its actions.
 
-        Returns
-        -------
-        Nodes
-            Equal to the actions where nothing overlaps.
-        """
-        if not schedule.overlapped.any():
-            return cls(schedule.offsets, np.arange(len(schedule)), (edge,))
-        second = np.zeros(len(schedule), dtype=bool)
-        second[1:] = schedule.overlapped[:-1]
-        node = np.cumsum(~second) - 1
-        target = np.where(edge == NONE, NONE, node[edge])
-        other = np.full(int(node[-1]) + 1, NONE, dtype=node.dtype)
-        other[node[second]] = target[second]
-        offsets = np.append(node, node[-1] + 1)[schedule.offsets]
-        return cls(offsets, node, (target[~second], other))
-
-    def walk(self, duration: Times, lags: tuple[Times, ...]) -> tuple[Times, Times, Ints]:
-        """Run each rank's nodes in order, each as soon as its edges are done.
-
-        Parameters
-        ----------
-        duration : array, shape (n_nodes,)
-            int64, float64 or object (exact Python numbers); the result has the same type.
-        lags : tuple of array, each of shape (n_nodes,)
-            Delay along each edge; not added where there is none.
-
-        Returns
-        -------
-        start, end : array, shape (n_nodes,)
-            Meaningful for the nodes that ran.
-        heads : array of int64, shape (n_ranks,)
-            Next node of each rank: ``offsets[1:]`` if all ran, else where the rank is stuck.
-        """
-        wide = len(self.offsets) > _WIDE and duration.dtype != object
-        return (self._walk_wide if wide else self._walk_narrow)(duration, lags)
-
-    def _walk_wide(self, duration: Times, lags: tuple[Times, ...]) -> tuple[Times, Times, Ints]:
-        """All ranks at once: each step runs every rank's next node that can run."""
-        start = np.zeros_like(duration)
-        end = np.zeros(len(duration) + 1, dtype=duration.dtype)  # the last: edge -1, "none"
-        done = np.zeros(len(duration) + 1, dtype=bool)
-        done[-1] = True
-        heads = self.offsets[:-1].copy()
-        clock = np.zeros(len(heads), dtype=duration.dtype)
-        active = np.flatnonzero(heads < self.offsets[1:])
-        while active.size:
-            index = heads[active]
-            needs = [edge[index] for edge in self.edges]
-            ready = done[needs[0]]
-            for need in needs[1:]:
-                ready = ready & done[need]
-            if not ready.all():
-                if not ready.any():
+def _walk_narrow(offsets: Ints, edge: Ints, duration: Times, lag: Times) -> tuple[Times, Ints]:
+    """Rank by rank, each as far as it gets: for few ranks, and for any exact number."""
+    end: list[Any] = [None] * len(duration)
+    end.append(0)  # edge -1, "none"
+    bounds = offsets.tolist()
+    rows = [
+        zip(
+            edge[low:high].tolist(),
+            lag[low:high].tolist(),
+            duration[low:high].tolist(),
+            strict=True,
+        )
+        for low, high in pairwise(bounds)
+    ]
+    waiting = [next(row, None) for row in rows]
+    heads, clocks = bounds[:-1], [0] * len(rows)
+    order, moved = list(range(len(rows))), True
+    while moved:
+        moved = False
+        for rank in order:
+            action = waiting[rank]
+            if action is None or end[action[0]] is None:
+                continue
+            row, index, now = rows[rank], heads[rank], clocks[rank]
+            need, delay, time = action
+            while (ready := end[need]) is not None:
+                ready += delay
+                if ready > now:
+                    now = ready
+                now += time
+                end[index] = now
+                index += 1
+                action = next(row, None)
+                if action is None:
                     break
-                active_now, index = active[ready], index[ready]
-                needs = [need[ready] for need in needs]
-            else:
-                active_now = active
-            begin = clock[active_now]
-            for need, lag in zip(needs, lags, strict=True):
-                begin = np.maximum(begin, end[need] + lag[index])
-            start[index] = begin
-            begin = begin + duration[index]
-            end[index] = begin
-            done[index] = True
-            clock[active_now] = begin
-            heads[active_now] += 1
-            if (heads[active_now] == self.offsets[active_now + 1]).any():
-                active = np.flatnonzero(heads < self.offsets[1:])
-        return start, end[:-1], heads
-
-    def _walk_narrow(self, duration: Times, lags: tuple[Times, ...]) -> tuple[Times, Times, Ints]:
-        """Rank by rank, each as far as it gets: for few ranks, and for any exact number."""
-        n = len(duration)
-        end: list[Any] = [None] * n + [0]
-        start: list[Any] = [0] * n
-        times, offsets = duration.tolist(), self.offsets.tolist()
-        edge, lag = self.edges[0].tolist(), lags[0].tolist()
-        others = [(e.tolist(), d.tolist()) for e, d in zip(self.edges[1:], lags[1:], strict=True)]
-        heads, clocks = offsets[:-1], [0] * (len(offsets) - 1)
-        order, moved = list(range(len(heads))), True
-        while moved:
-            moved = False
-            for rank in order:
-                index, now, stop = heads[rank], clocks[rank], offsets[rank + 1]
-                while index < stop:
-                    ready = end[edge[index]]
-                    if ready is None:
-                        break
-                    ready += lag[index]
-                    for other, delay in others:
-                        if (second := end[other[index]]) is None:
-                            break
-                        ready = max(ready, second + delay[index])
-                    else:
-                        if ready > now:
-                            now = ready
-                        start[index] = now
-                        now += times[index]
-                        end[index] = now
-                        index += 1
-                        continue
-                    break
-                moved |= index != heads[rank]
-                heads[rank], clocks[rank] = index, now
-            order.reverse()  # forwards travel up, backwards down
-        dtype = duration.dtype
-        ends = [0 if time is None else time for time in end[:-1]]
-        return np.array(start, dtype=dtype), np.array(ends, dtype=dtype), np.array(heads)
+                need, delay, time = action
+            waiting[rank] = action
+            heads[rank], clocks[rank], moved = index, now, True
+        order.reverse()  # forwards travel up, backwards down
+    ends = [0 if time is None else time for time in end]
+    return np.array(ends, dtype=duration.dtype), np.array(heads)

@@ -9,8 +9,8 @@ import numpy as np
 from mpipar.errors import ScheduleError
 from mpipar.pipeline_parallel.action import Kind
 from mpipar.pipeline_parallel.costs import Costs, Number, from_ticks, to_ticks
-from mpipar.pipeline_parallel.graph import Nodes, Places, Times, data_edges
-from mpipar.pipeline_parallel.schedule import NONE, Ints, Schedule
+from mpipar.pipeline_parallel.graph import Places, Times, data_edges, walk
+from mpipar.pipeline_parallel.schedule import NONE, Bools, Ints, Schedule
 from mpipar.pipeline_parallel.timeline import Timeline
 
 WrapTransfers: TypeAlias = Literal["all", "first_of_group_only"]
@@ -56,17 +56,14 @@ def simulate(
         raise ScheduleError(
             f"wrap_transfers={wrap_transfers!r}: use 'all' or 'first_of_group_only'"
         )
-    nodes = Nodes.merge(schedule, edge)
-    action_time, lag, pair, ticks = _tick_tables(schedule, costs, edge)
-    duration, lags = _of_nodes(schedule, nodes, action_time, lag, pair)
-    start, end, heads = nodes.walk(duration, lags)
-    if (heads != nodes.offsets[1:]).any():
-        rank = int(np.flatnonzero(heads != nodes.offsets[1:])[0])
+    duration, lag, ticks = _tick_tables(schedule, costs, edge)
+    start, end, heads = walk(schedule, edge, duration, lag)
+    if (heads != schedule.offsets[1:]).any():
+        rank = int(np.flatnonzero(heads != schedule.offsets[1:])[0])
         raise ScheduleError(f"rank {rank} is stuck: this schedule cannot run; see validate()")
-    begin, finish = start[nodes.of_action], end[nodes.of_action]
     if schedule.is_lowered:
-        _draw_messages(places, begin, finish, lag)
-    return Timeline(schedule, begin, finish, ticks, peak_memory(schedule, costs))
+        _draw_messages(places, start, end, lag)
+    return Timeline(schedule, start, end, ticks, peak_memory(schedule, costs))
 
 
 def peak_memory(schedule: Schedule, costs: Costs | None = None) -> tuple[Number, ...]:
@@ -105,7 +102,7 @@ def peak_memory(schedule: Schedule, costs: Costs | None = None) -> tuple[Number,
     return tuple(from_ticks(peak, ticks) for peak in peaks)
 
 
-def _later_wraps(schedule: Schedule, edge: Ints) -> Ints:
+def _later_wraps(schedule: Schedule, edge: Ints) -> Bools:
     """Edges between the last and the first rank, past the first microbatch of their group."""
     n_ranks = schedule.n_ranks
     other = schedule.stage_to_rank[schedule.stage[edge]]
@@ -115,13 +112,12 @@ def _later_wraps(schedule: Schedule, edge: Ints) -> Ints:
     wraps = np.abs(schedule.stage[edge] - schedule.stage) == 1
     low = np.minimum(schedule.stage[edge], schedule.stage)
     wraps &= ends & (schedule.stage_to_rank[low] == n_ranks - 1)
-    return wraps & (edge != NONE) & (schedule.microbatch % n_ranks != 0)
+    later: Bools = wraps & (edge != NONE) & (schedule.microbatch % n_ranks != 0)
+    return later
 
 
-def _tick_tables(
-    schedule: Schedule, costs: Costs, edge: Ints
-) -> tuple[Times, Times, Times | None, int]:
-    """Duration and lag of each action, time of a pair, and ticks per microsecond."""
+def _tick_tables(schedule: Schedule, costs: Costs, edge: Ints) -> tuple[Times, Times, int]:
+    """Duration (of a pair, at its second half) and lag of each action, ticks per microsecond."""
     n = schedule.n_stages
     groups = [costs.of_stages(f"{field}_us", n) for field in ("forward", "input", "weight")]
     groups += [costs.full_backward(n), [0, *costs.transfers(n), 0]]
@@ -134,23 +130,10 @@ def _tick_tables(
     far = edge != NONE
     far &= schedule.stage_to_rank[schedule.stage[edge]] != schedule.rank
     lag[far] = transfer[np.maximum(schedule.stage[edge[far]], schedule.stage[far])]
-    return table[schedule.kind, schedule.stage], lag, pair if pair.size else None, ticks
-
-
-def _of_nodes(
-    schedule: Schedule, nodes: Nodes, action_time: Times, lag: Times, pair: Times | None
-) -> tuple[Times, tuple[Times, ...]]:
-    """Durations and lags of nodes: those of the actions where nothing overlaps."""
-    if len(nodes.edges) == 1:
-        return action_time, (lag,)
-    second = np.zeros(len(schedule), dtype=bool)
-    second[1:] = schedule.overlapped[:-1]
-    duration = action_time[~second]
-    node = nodes.of_action[second]
-    duration[node] = duration[node] + action_time[second] if pair is None else pair[0]
-    other = np.zeros_like(duration)
-    other[node] = lag[second]
-    return duration, (lag[~second], other)
+    duration = table[schedule.kind, schedule.stage]
+    first = np.flatnonzero(schedule.overlapped)
+    duration[first + 1] = pair[0] if pair.size else duration[first] + duration[first + 1]
+    return duration, lag, ticks
 
 
 def _draw_messages(places: Places, start: Times, end: Times, lag: Times) -> None:

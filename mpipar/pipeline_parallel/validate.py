@@ -10,7 +10,7 @@ import numpy as np
 
 from mpipar.errors import ScheduleError
 from mpipar.pipeline_parallel.action import Kind
-from mpipar.pipeline_parallel.graph import Nodes, Places, data_edges, rendezvous_edges
+from mpipar.pipeline_parallel.graph import Places, data_edges, rendezvous_edges, walk
 from mpipar.pipeline_parallel.schedule import NONE, Bools, Ints, Schedule
 from mpipar.pipeline_parallel.text import order_grid
 
@@ -143,14 +143,14 @@ def _once(schedule: Schedule, which: Ints, key: Ints, kinds: tuple[Kind, ...]) -
 
 def _local_order(schedule: Schedule) -> Iterator[Fault]:
     places = Places(schedule)
-    node = Nodes.merge(schedule, data_edges(places)).of_action
     forward, backward, weight = places.forward, places.backward, places.weight
     split = weight != backward
     for early, late, where in (
         (forward, backward, np.ones_like(split)),
         (backward, weight, split),
     ):
-        wrong = where & (node[early] >= node[late])
+        ends = early + schedule.overlapped[early]  # a pair has ended with its second half
+        wrong = where & (ends >= late)
         if wrong.any():
             index = int(late[wrong].min())
             before = schedule.action(int(early[wrong][late[wrong].argmin()]))
@@ -245,30 +245,23 @@ def _deadlock(schedule: Schedule) -> Iterator[Fault]:
         near = schedule.rank[edge] == schedule.rank
         edge = np.where((edge != NONE) & ~near, NONE, edge).astype(np.int64)
         edge = np.maximum(edge, rendezvous_edges(schedule))
-    nodes = Nodes.merge(schedule, edge)
-    zero = np.zeros(int(nodes.offsets[-1]), dtype=np.int64)
-    heads = nodes.walk(zero, tuple(zero for _ in nodes.edges))[2]
-    stuck = heads != nodes.offsets[1:]
-    if stuck.any():
-        yield _name_cycle(schedule, nodes, heads)
+    zero = np.zeros(len(schedule), dtype=np.int64)
+    heads = walk(schedule, edge, zero, zero)[2]
+    if (heads != schedule.offsets[1:]).any():
+        yield _name_cycle(schedule, edge, heads)
 
 
-def _name_cycle(schedule: Schedule, nodes: Nodes, heads: Ints) -> Fault:
+def _name_cycle(schedule: Schedule, edge: Ints, heads: Ints) -> Fault:
     """Follow the heads that wait for one another until one comes round again."""
-    action_of = np.searchsorted(nodes.of_action, np.arange(int(nodes.offsets[-1])))
-    rank_of = np.repeat(np.arange(len(heads)), np.diff(nodes.offsets))
-    rank = int(np.flatnonzero(heads != nodes.offsets[1:])[0])
+    rank = int(np.flatnonzero(heads != schedule.offsets[1:])[0])
     chain: list[int] = []
     while rank not in chain:
         chain.append(rank)
-        waits = [int(edge[heads[rank]]) for edge in nodes.edges]
-        unmet = [e for e in waits if e != NONE and e >= heads[rank_of[e]]]
-        rank = int(rank_of[unmet[0]])
+        rank = int(schedule.rank[edge[heads[rank]]])
     chain = chain[chain.index(rank) :]
     first = chain.index(min(chain))
     chain = chain[first:] + chain[:first]
-    shown = [f"{schedule.action(int(action_of[heads[r]]))} (rank {r})" for r in chain[:6]]
-    more = f" ... {len(chain) - 6} more" if len(chain) > 6 else ""
-    text = " waits for a rank that stands at ".join([*shown, ""]).rstrip()
-    index = int(action_of[heads[chain[0]]])
-    return _fault(schedule, "deadlock", index, f"{text}{more or f' {shown[0]} again'}")
+    shown = [f"{schedule.action(int(heads[r]))} (rank {r})" for r in chain[:6]]
+    ending = f"... {len(chain) - 6} more" if len(chain) > 6 else f"{shown[0]} again"
+    text = " waits for a rank that stands at ".join([*shown, ending])
+    return _fault(schedule, "deadlock", int(heads[chain[0]]), text)

@@ -166,7 +166,7 @@ def _holds_up(built: Filling, rank: int) -> bool:
     done, problem = built.count[Kind.F], built.problem
     if rank + 1 == len(built.clock) or done[rank] < done[rank + 1] + 2:
         return False
-    forward, backward, weight = (times[rank] for times in problem.time)
+    forward, _, weight = (times[rank] for times in problem.time)
     ahead = problem.time[Kind.F][rank + 1] + problem.time[Kind.I][rank + 1]
     returns = built.clock[rank + 1] + ahead + problem.lag[rank]
     clock = built.clock[rank]

@@ -48,9 +48,7 @@ class Problem:
     limit: Any
 
     @classmethod
-    def of(
-        cls, owner: Sequence[int], n_microbatches: int, costs: Costs, limit: Number
-    ) -> Problem:
+    def of(cls, owner: Sequence[int], n_microbatches: int, costs: Costs, limit: Number) -> Problem:
         """The problem for given costs.
 
         Parameters

@@ -40,7 +40,7 @@ def zb_v(n_ranks: int, n_microbatches: int, *, costs: Costs | None = None) -> Sc
 
 
 def _refine(problem: Problem, before_first: bool, before_forward: bool) -> Filling:
-    """Build again, granting each rank the idle time the last build left to the worst, while it helps."""
+    """Build again while it helps, granting each rank what it idled less than the worst one."""
     built = _build(problem, before_first, before_forward, None)
     while True:
         again = _build(problem, before_first, before_forward, built.idle)
@@ -100,12 +100,11 @@ def _backwards(built: Filling, before_first: bool, spare: list[Any]) -> None:
     """One I per rank: on its way back to stage 0 if there is one, else fresh from the loss."""
     n_ranks, m = len(built.clock), built.problem.n_microbatches
     done, turn = built.count[Kind.I], 2 * n_ranks - 1
-    back, fresh = [], []
+    back: list[int] = []
+    fresh: list[int] = []
     for rank in range(n_ranks):
         returns = done[rank] < done[turn - rank] and (
-            rank == n_ranks - 1
-            or done[turn - rank] >= m
-            or built.arrival(Kind.I, rank) is not None
+            rank == n_ranks - 1 or done[turn - rank] >= m or built.arrival(Kind.I, rank) is not None
         )
         (back if returns else fresh).append(rank)
     for rank in reversed(back):
