@@ -56,7 +56,8 @@ def _sizes(counts: Sequence[int] | None, total: int, n: int, role: str) -> tuple
     if len(sizes) != n or min(sizes) < 0 or sum(sizes) != total:
         raise LayoutError(
             f"{role}={list(sizes)} must be {n} sizes of at least 0 that sum to {total}; "
-            f"they are {len(sizes)} and sum to {sum(sizes)}; {list(spread_sizes(total, n))} would do"
+            f"they are {len(sizes)} and sum to {sum(sizes)}; "
+            f"{list(spread_sizes(total, n))} would do"
         )
     return sizes
 
@@ -88,7 +89,7 @@ def _target(
 
     def copy_out(buffer: Array) -> Array:
         out[...] = buffer.reshape(shape)
-        return out
+        return out  # type: ignore[no-any-return]
 
     return np.empty(math.prod(shape), dtype), copy_out
 
@@ -295,9 +296,7 @@ def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     root = check_rank("root", root, info.world_size)
     buffer, restore = _target(out, array.shape, array.dtype)
     source = _apart(flat(array), buffer) if info.rank == root else None
-    call = Call(
-        Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=array.shape
-    )
+    call = Call(Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=array.shape)
     return call, lambda: restore(buffer)
 
 
@@ -350,11 +349,12 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def named_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a name; the types of ml_dtypes are loaded when needed."""
     try:
-        return np.dtype(name)
+        found: np.dtype[Any] = np.dtype(name)
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:

@@ -231,9 +231,7 @@ class IdentityCommunicator(Communicator):
 
         return Request(call, take, lambda: ": nothing was sent by rank 0, this rank", 1.0)
 
-    def split(
-        self, color: int | None, key: int = 0, purpose: str = "split"
-    ) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
         """The same single rank again.
 
         Parameters

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-
-
-
 from mpi4py import MPI
 
 from mpipar.comm.base import Communicator
@@ -138,9 +135,7 @@ class MPICommunicator(Communicator):
         with self._busy:
             self._advance_all()
 
-    def split(
-        self, color: int | None, key: int = 0, purpose: str = "split"
-    ) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
         """Make one group per color. Collective over this group.
 
         Parameters
@@ -354,5 +349,3 @@ def _translated(call: Call, error: MPI.Exception) -> ParallelismError:
             f"{call}: ranks gave different sizes ({error}); MPIPAR_CHECK=1 names them"
         )
     return RankFailed(f"{call} failed in the MPI: {error}")
-
-

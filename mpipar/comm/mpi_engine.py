@@ -217,9 +217,7 @@ class Engine:
         source, target, _ = _buffers(call)
         yield from self._join(call.blocking, source, target, call.counts or ())
 
-    def _join(
-        self, blocking: bool, source: Array, target: Array, counts: Sequence[int]
-    ) -> Program:
+    def _join(self, blocking: bool, source: Array, target: Array, counts: Sequence[int]) -> Program:
         item = target.itemsize
         sizes = [c * item for c in counts]
         if target.nbytes > self.max_bytes:
@@ -292,9 +290,7 @@ class Engine:
     def _barrier(self, call: Call) -> Program:
         yield from self._native(call.blocking, "Barrier")
 
-    def _pairs(
-        self, sends: Sequence[Array | None], takes: Sequence[Array | None]
-    ) -> Program:
+    def _pairs(self, sends: Sequence[Array | None], takes: Sequence[Array | None]) -> Program:
         """Block p of `sends` to rank p, block p of `takes` from it, in bounded pieces."""
         own, mine = sends[self.rank], takes[self.rank]
         if own is not None and mine is not None:
@@ -349,7 +345,7 @@ def each(requests: Sequence[MPI.Request]) -> Program:
     MPI.Request
         One after the other.
     """
-    for request in requests:
+    for request in requests:  # noqa: UP028 - a list takes no status back
         yield request
 
 

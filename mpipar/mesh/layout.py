@@ -45,7 +45,7 @@ class MeshLayout:
     dp: int | None = None
     cp: int | None = 1
     tp: int | None = 1
-    order: tuple[str, ...] = AXES
+    order: tuple[str, ...] | str = AXES
 
     def __post_init__(self) -> None:
         order = tuple(self.order.split()) if isinstance(self.order, str) else tuple(self.order)
@@ -90,7 +90,14 @@ class MeshLayout:
         if not choices:
             hint = f"; the degrees must multiply to {self.world_size}, whose divisors are "
             hint += ", ".join(map(str, divisors(self.world_size)))
-        return f"{text or 'the mesh'} makes {known} ranks, which does not fit {self.world_size}{hint}"
+        return (
+            f"{text or 'the mesh'} makes {known} ranks, which does not fit {self.world_size}{hint}"
+        )
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes from outermost to innermost."""
+        return tuple(self.order)
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -135,7 +142,7 @@ class MeshLayout:
         if not 0 <= rank < self.world_size:
             raise CountOutOfRange("rank", f"0..{self.world_size - 1}", rank)
         place = {}
-        for axis in reversed(self.order):
+        for axis in reversed(self.axes):
             rank, place[axis] = divmod(rank, self.degrees[axis])
         return {axis: place[axis] for axis in self.order}
 
@@ -206,7 +213,7 @@ class MeshLayout:
 
     def __str__(self) -> str:
         """A picture: one row per outer coordinate, the innermost used axis across."""
-        used = [axis for axis in self.order if self.degrees[axis] > 1] or [self.order[-1]]
+        used = [axis for axis in self.axes if self.degrees[axis] > 1] or [self.axes[-1]]
         inner, width = used[-1], len(str(self.world_size - 1))
         lines = [" x ".join(f"{axis}={self.degrees[axis]}" for axis in self.order)]
         for rank in range(self.world_size):

@@ -42,13 +42,12 @@ class Mesh:
         tp: int | None = 1,
         order: tuple[str, ...] | str = AXES,
     ) -> None:
-        names = tuple(order.split()) if isinstance(order, str) else order
-        self.layout = MeshLayout(comm.size, pp, dp, cp, tp, names)
+        self.layout = MeshLayout(comm.size, pp, dp, cp, tp, order)
         self.world = comm
         self.rank = comm.rank
         self.coordinate = self.layout.coordinate(comm.rank)
         self._comms: dict[tuple[str, ...], Communicator] = {}
-        for axis in self.layout.order:
+        for axis in self.layout.axes:
             self.comm(axis)
 
     def degree(self, *axes: str) -> int:
@@ -80,7 +79,7 @@ class Mesh:
         Communicator
             Its ranks in mesh order; closed with the mesh.
         """
-        key = tuple(a for a in self.layout.order if a in [self.layout.check_axis(x) for x in axes])
+        key = tuple(a for a in self.layout.axes if a in [self.layout.check_axis(x) for x in axes])
         if key not in self._comms:
             members = self.layout.ranks(self.rank, *key)
             if len(members) == 1:

@@ -32,7 +32,7 @@ class DataRecipe:
 
     path: str = ""
     digest: str = ""
-    held_out: float = 0.02
+    held_out: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TrainRecipe:
         Sum gradients in rank order.
     """
 
-    steps: int = 900
+    steps: int = 600
     batch: int = 16
     microbatches: int = 1
     learning_rate: float = 2e-3
@@ -117,7 +117,7 @@ class RunRecipe:
     folder: str = ""
     log_every: int = 20
     evaluate_every: int = 0
-    checkpoint_every: int = 300
+    checkpoint_every: int = 200
     held_out_sequences: int = 512
     keep: int = 2
 

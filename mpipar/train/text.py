@@ -159,7 +159,7 @@ class Corpus:
             Every k-th block held out; a short text is cut once, near its end.
         """
         if not 0 < held_out < 1:
-            raise RecipeError(f"data.held_out={held_out} must lie between 0 and 1; 0.02 would do")
+            raise RecipeError(f"data.held_out={held_out} must lie between 0 and 1; 0.05 would do")
         digest = hashlib.blake2b(text.tobytes(), digest_size=16).hexdigest()
         every = max(2, round(1 / held_out))
         n_blocks = -(-text.size // _BLOCK)

@@ -228,7 +228,9 @@ class Trainer:
         if self.folder is not None:
             place = checkpoint.newest(self.comm, self.folder / "checkpoints")
         if place is None:
-            raise CheckpointError(f"no complete checkpoint in {self.folder}; start without --resume")
+            raise CheckpointError(
+                f"no complete checkpoint in {self.folder}; start without --resume"
+            )
         arrays, state = checkpoint.load(place)
         for name, target in {**self.dp.parameters, **self.optimizer.state()}.items():
             if name not in arrays or arrays[name].shape != target.shape:
@@ -237,8 +239,8 @@ class Trainer:
             target[...] = arrays[name]
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
             raise CheckpointError(
-                f"{place} was written after {state['rows_seen']} sequences in {state['step']} steps; "
-                f"train.batch={self.recipe.train.batch} would leave its place in the data"
+                f"{place} was written after {state['rows_seen']} sequences in {state['step']} "
+                f"steps; train.batch={self.recipe.train.batch} would leave its place in the data"
             )
         self.step = int(state["step"])
         return self.step
@@ -284,7 +286,9 @@ class _Clock:
         rate = self._rate(seconds, trainer.step - self._mark_step)
         share = (trainer.dp.communication_s - self._communicated) / max(seconds, 1e-9)
         done = trainer.step - self._first
-        left = (now - self._start - self._paused) / done * (trainer.recipe.train.steps - trainer.step)
+        left = (
+            (now - self._start - self._paused) / done * (trainer.recipe.train.steps - trainer.step)
+        )
         self._mark, self._mark_step, self._mark_paused = now, trainer.step, self._paused
         self._communicated = trainer.dp.communication_s
         steps = trainer.recipe.train.steps
