@@ -20,7 +20,7 @@ from mpipar.errors import UnsupportedArray
 Array = Any
 """An array of any library that follows the array-API standard."""
 
-CHUNK_BYTES = 128 * 1024
+CHUNK_BYTES = 256 * 1024
 """Bytes of one array that a multi-pass formula works on at a time."""
 
 

@@ -9,7 +9,7 @@ run along rows. The query heads that share a key head stand side by side as colu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -23,7 +23,7 @@ QUERY_BLOCK = 64
 """Queries per block, so the waste above the diagonal is half of this per query."""
 KEY_BLOCK = 256
 """Keys per block."""
-GROUP_BYTES = 512 * 1024
+GROUP_BYTES = 256 * 1024
 """Bytes of scores that are worked on at a time, over as many heads as fit."""
 
 
@@ -93,33 +93,40 @@ def _mask(like: Array, n: int, group: int) -> Array:
     return one if group == 1 else xp.concat([one] * group, axis=1)
 
 
-def _groups(q: Array, k: Array) -> Iterator[tuple[int, slice]]:
-    """Batch rows and runs of key heads whose scores fit `GROUP_BYTES`."""
-    group = q.shape[1] // k.shape[1]
+def _groups(q: Array, k: Array) -> Iterator[tuple[slice, slice]]:
+    """Runs of batch rows and of key heads whose scores fit `GROUP_BYTES`."""
+    batch, n_heads, n_queries, _ = q.shape
+    n_kv, n_keys = k.shape[1:3]
     size = getattr(q.dtype, "itemsize", 8)
-    head = min(QUERY_BLOCK, q.shape[2]) * group * min(KEY_BLOCK, k.shape[2]) * size
-    step = max(1, GROUP_BYTES // max(1, head))
-    for row in range(q.shape[0]):
-        for start in range(0, k.shape[1], step):
-            yield row, slice(start, min(start + step, k.shape[1]))
+    head = min(QUERY_BLOCK, n_queries) * (n_heads // n_kv) * min(KEY_BLOCK, n_keys) * size
+    n_fit = max(1, GROUP_BYTES // head)
+    n_rows, n = max(1, n_fit // n_kv), min(n_fit, n_kv)
+    for row in range(0, batch, n_rows):
+        for start in range(0, n_kv, n):
+            yield slice(row, min(row + n_rows, batch)), slice(start, min(start + n, n_kv))
 
 
-def _split_heads(xp: Any, array: Array, n_kv_heads: int) -> Array:
+def _split_heads(array: Array, n_kv_heads: int) -> Array:
     """(batch, heads, n, width) to (batch, kv_heads, group, n, width), a view."""
     batch, n_heads, n, width = array.shape
-    return xp.reshape(array, (batch, n_kv_heads, n_heads // n_kv_heads, n, width))
+    shape = (batch, n_kv_heads, n_heads // n_kv_heads, n, width)
+    return namespace(array).reshape(array, shape)
 
 
-def _columns(xp: Any, array: Array, row: int, heads: slice, queries: slice) -> Array:
-    """A block as (kv_heads, group * n, width): a view where a group is one head."""
-    block = array[row, heads, :, queries, :]
-    n_kv, group, n, width = block.shape
-    return block[:, 0, :, :] if group == 1 else xp.reshape(block, (n_kv, group * n, width))
+def _columns(block: Array) -> Array:
+    """(..., group, n, width) to (..., group * n, width): a view where a group is one head."""
+    *outer, group, n, width = block.shape
+    if group == 1:
+        return block[..., 0, :, :]
+    return namespace(block).reshape(block, (*outer, group * n, width))
 
 
-def _put(xp: Any, target: Array, row: int, heads: slice, queries: slice, values: Array) -> None:
-    block = target[row, heads, :, queries, :]
-    block[...] = xp.reshape(values, block.shape)
+def _put(target: Array, function: Callable[..., Array], left: Array, right: Array | float) -> None:
+    """Write ``function(left, right)`` of columns into a block."""
+    if target.shape[-3] == 1:
+        function(left, right, out=target[..., 0, :, :])
+    else:
+        target[...] = namespace(left).reshape(function(left, right), target.shape)
 
 
 def causal_attention(
@@ -163,20 +170,20 @@ def causal_attention(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     lse = empty_like(q, (q.shape[0], k.shape[1], 1, group * q.shape[2]))
-    q5, out5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out))
+    q5, out5 = (_split_heads(a, k.shape[1]) for a in (q, out))
     tiles = list(_tiles(q, k.shape[2], group))
-    for row, heads in _groups(q, k):
-        keys, values = k[row, heads, :, :], v[row, heads, :, :]
+    for rows, heads in _groups(q, k):
+        keys, values = k[rows, heads, :, :], v[rows, heads, :, :]
         for tile in tiles:
             if tile.first:
-                block = _columns(xp, q5, row, heads, tile.queries) * scale
+                block = _columns(q5[rows, heads, :, tile.queries, :]) * scale
                 top = total = result = None
-            s = _scores(xp, keys[:, tile.keys, :], block, tile.mask)
-            top, total, result = _online(xp, s, values[:, tile.keys, :], top, total, result)
+            s = _scores(xp, keys[:, :, tile.keys, :], block, tile.mask)
+            top, total, result = _online(xp, s, values[:, :, tile.keys, :], top, total, result)
             if tile.last:
-                xp.divide(result, xp.matrix_transpose(total), out=result)
-                _put(xp, out5, row, heads, tile.queries, result)
-                lse[row, heads, :, _lse_columns(tile, group)] = xp.log(total) + top
+                target = out5[rows, heads, :, tile.queries, :]
+                _put(target, xp.divide, result, xp.matrix_transpose(total))
+                lse[rows, heads, :, _lse_columns(tile, group)] = xp.log(total) + top
     return out, lse
 
 
@@ -187,7 +194,7 @@ def _lse_columns(tile: _Tile, group: int) -> slice:
 def _scores(xp: Any, keys: Array, block: Array, mask: Array | None) -> Array:
     s = xp.matmul(keys, xp.matrix_transpose(block))
     if mask is not None:
-        tail = s[:, s.shape[1] - mask.shape[0] :, :]
+        tail = s[:, :, s.shape[2] - mask.shape[0] :, :]
         xp.add(tail, mask, out=tail)
     return s
 
@@ -196,12 +203,12 @@ def _online(
     xp: Any, s: Array, values: Array, top: Array | None, total: Array | None, result: Array | None
 ) -> tuple[Array, Array, Array]:
     """Fold one block of scores into running maximum, sum and output; `s` is overwritten."""
-    new_top = xp.max(s, axis=1, keepdims=True)
+    new_top = xp.max(s, axis=2, keepdims=True)
     if top is not None:
         new_top = xp.maximum(top, new_top)
     xp.subtract(s, new_top, out=s)
     xp.exp(s, out=s)
-    ones = filled(s, (1, s.shape[1]), 1.0)
+    ones = filled(s, (1, s.shape[2]), 1.0)
     new_total, new_result = xp.matmul(ones, s), xp.matmul(xp.matrix_transpose(s), values)
     if top is not None:
         shrink = xp.exp(top - new_top)
@@ -261,30 +268,29 @@ def causal_attention_backward(
         check_shape("causal_attention_backward", role, array, tuple(like.shape))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
-    q5, out5, grad5, gq5 = (_split_heads(xp, a, k.shape[1]) for a in (q, out, grad, grad_q))
+    q5, out5, grad5, gq5 = (_split_heads(a, k.shape[1]) for a in (q, out, grad, grad_q))
     tiles = list(_tiles(q, k.shape[2], group))
-    for row, heads in _groups(q, k):
-        keys, values, gk, gv = (a[row, heads, :, :] for a in (k, v, grad_k, grad_v))
+    for rows, heads in _groups(q, k):
+        keys, values, gk, gv = (a[rows, heads, :, :] for a in (k, v, grad_k, grad_v))
         for tile in tiles:
             if tile.first:
-                block = _columns(xp, q5, row, heads, tile.queries) * scale
-                g = _columns(xp, grad5, row, heads, tile.queries)
-                o = _columns(xp, out5, row, heads, tile.queries)
-                dot = xp.sum(g * o, axis=-1)[:, None, :]
-                gq = None
-            p = _scores(xp, keys[:, tile.keys, :], block, tile.mask)
-            xp.subtract(p, lse[row, heads, :, _lse_columns(tile, group)], out=p)
+                at = (rows, heads, slice(None), tile.queries, slice(None))
+                block = _columns(q5[at]) * scale
+                g, gq = _columns(grad5[at]), None
+                dot = xp.vecdot(g, _columns(out5[at]))[:, :, None, :]
+            p = _scores(xp, keys[:, :, tile.keys, :], block, tile.mask)
+            xp.subtract(p, lse[rows, heads, :, _lse_columns(tile, group)], out=p)
             xp.exp(p, out=p)
-            _write(xp, gv[:, tile.keys, :], p, g, tile.fresh)
+            _write(xp, gv[:, :, tile.keys, :], p, g, tile.fresh)
             # dS = P * (dP - D) with dP = dO V^T, transposed.
-            ds = xp.matmul(values[:, tile.keys, :], xp.matrix_transpose(g))
+            ds = xp.matmul(values[:, :, tile.keys, :], xp.matrix_transpose(g))
             xp.subtract(ds, dot, out=ds)
             xp.multiply(ds, p, out=ds)
-            _write(xp, gk[:, tile.keys, :], ds, block, tile.fresh)
-            part = xp.matmul(xp.matrix_transpose(ds), keys[:, tile.keys, :])
+            _write(xp, gk[:, :, tile.keys, :], ds, block, tile.fresh)
+            part = xp.matmul(xp.matrix_transpose(ds), keys[:, :, tile.keys, :])
             gq = part if gq is None else xp.add(gq, part, out=gq)
             if tile.last:
-                _put(xp, gq5, row, heads, tile.queries, xp.multiply(gq, scale, out=gq))
+                _put(gq5[at], xp.multiply, gq, scale)
     return grad_q, grad_k, grad_v
 
 
