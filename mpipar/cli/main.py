@@ -35,6 +35,8 @@ BLOCKED: Final = 4
 VERBS: Final = {
     "train": ("mpipar.cli.train", "train a byte-level GPT, data-parallel over the ranks"),
     "run": ("mpipar.cli.run", "start a verb or any program on N ranks with the right launcher"),
+    "test": ("mpipar.cli.test", "run pytest; with `mpipar run -n N test` on N ranks"),
+    "schedule": ("mpipar.cli.schedule", "draw, compare and check pipeline schedules"),
 }
 
 

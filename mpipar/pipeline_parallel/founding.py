@@ -15,7 +15,7 @@ from mpipar.pipeline_parallel.action import Kind
 from mpipar.pipeline_parallel.costs import Costs
 from mpipar.pipeline_parallel.generate import build_schedule
 from mpipar.pipeline_parallel.schedule import Schedule
-from mpipar.pipeline_parallel.simulate import simulate
+from mpipar.pipeline_parallel.simulation import simulate
 from mpipar.pipeline_parallel.timeline import Timeline
 
 

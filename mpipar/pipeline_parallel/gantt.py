@@ -14,11 +14,11 @@ from mpipar.pipeline_parallel.timeline import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, told apart under the common colour-vision deficiencies; W is also
-# hatched, and second chunks are lighter, so that grey prints can be read.
+# Okabe and Ito's colours, told apart under the common colour-vision deficiencies; every box that
+# is wide enough also has its letter.
 _COLOURS: Final = {
     Kind.F: "#56B4E9",
-    Kind.B: "#E69F00",
+    Kind.B: "#D55E00",
     Kind.I: "#E69F00",
     Kind.W: "#009E73",
 }
@@ -103,8 +103,8 @@ def _inches(timeline: Timeline) -> float:
     schedule = timeline.schedule
     compute = schedule.kind <= Kind.B
     shortest = float((timeline.end - timeline.start)[compute].min()) / timeline.ticks
-    wanted = float(timeline.makespan) / shortest * 0.22 if shortest > 0 else 14.0
-    return min(max(wanted, 8.0), 40.0)
+    wanted = float(timeline.makespan) / shortest * 0.18 if shortest > 0 else 14.0
+    return min(max(wanted, 8.0), 30.0)
 
 
 def _box(
@@ -117,7 +117,7 @@ def _box(
     height = 0.42 if paired else 0.84
     bottom = rank - 0.42 + (0.42 if second else 0.0)
     chunk = schedule.stages_of(rank).index(int(schedule.stage[index]))
-    shade = 0.55 if chunk % 2 else 1.0
+    shade = 0.5 if chunk % 2 else 0.9
     axes.barh(
         bottom,
         width,
@@ -127,10 +127,9 @@ def _box(
         color=_mix(_COLOURS[kind], shade),
         edgecolor="white",
         linewidth=0.6,
-        hatch="//" if kind is Kind.W else None,
     )
     label = f"{kind.name}{schedule.microbatch[index]}"
-    size = min(8.0, width / unit / (0.68 * len(label)))
+    size = min(8.0, width / unit / (0.85 * len(label)))
     if size >= 4:
         axes.text(
             start + width / 2,
@@ -143,10 +142,10 @@ def _box(
         )
 
 
-def _mix(colour: str, share: float) -> tuple[float, ...]:
+def _mix(colour: str, share: float) -> tuple[float, float, float]:
     """A colour mixed with white."""
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return tuple(1 - share * (1 - part) for part in parts)
+    red, green, blue = (1 - share * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    return red, green, blue
 
 
 def _legend(timeline: Timeline, axes: Axes) -> None:
@@ -154,10 +153,7 @@ def _legend(timeline: Timeline, axes: Axes) -> None:
 
     schedule = timeline.schedule
     present = [kind for kind in _NAMES if (schedule.kind == kind).any()]
-    handles: list[Any] = [
-        Patch(facecolor=_COLOURS[k], label=_NAMES[k], hatch="//" if k is Kind.W else None)
-        for k in present
-    ]
+    handles: list[Any] = [Patch(facecolor=_mix(_COLOURS[k], 0.9), label=_NAMES[k]) for k in present]
     if schedule.n_stages > schedule.n_ranks:
         handles.append(Patch(facecolor="#BBBBBB", label="lighter: every second chunk"))
     axes.legend(

@@ -164,9 +164,17 @@ def read_schedule(path: str | Path) -> Schedule:
     -------
     Schedule
         To be passed to `validate`.
+
+    Raises
+    ------
+    ScheduleError
+        If the file cannot be read or is in neither form.
     """
     path = Path(path)
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"cannot read the schedule {path}: {error}") from None
     body = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if body and body[0].startswith("schedule"):
         return parse_schedule(text)

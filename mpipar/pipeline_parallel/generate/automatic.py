@@ -17,7 +17,7 @@ from mpipar.pipeline_parallel.costs import Costs, Number, divide
 from mpipar.pipeline_parallel.generate.assemble import check_sizes, in_turn, one_stage_per_rank
 from mpipar.pipeline_parallel.generate.filling import Filling, Problem
 from mpipar.pipeline_parallel.schedule import Schedule
-from mpipar.pipeline_parallel.simulate import simulate
+from mpipar.pipeline_parallel.simulation import simulate
 
 
 class _Policy(NamedTuple):
