@@ -218,7 +218,10 @@ class Groups:
             Name -> number of collectives begun, and whether any call on it is unfinished.
         """
         return {
-            f"{purpose}{ranks}": [shared.sequence, bool(shared.queue or shared.peers)]
+            f"{purpose}{ranks}": [
+                shared.sequence,
+                bool(shared.queue or shared.peers or shared.broken),
+            ]
             for (ranks, purpose), shared in self.live.items()
         }
 

@@ -92,8 +92,9 @@ class World:
         ranks = MPI.Group.Translate_ranks(mine, list(range(mine.size)), everyone)
         mine.Free()
         everyone.Free()
-        purpose = f"wrapped {self.groups.n_made}"
-        shared = self.groups.adopt(comm.Dup(), tuple(ranks), purpose)
+        own = comm.Dup()
+        number = own.allreduce(self.groups.n_made, MPI.MAX)  # the same on every rank, and new
+        shared = self.groups.adopt(own, tuple(ranks), f"wrapped {number}")
         return MPICommunicator(shared, self.groups, self.watchdog)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -115,9 +117,10 @@ class ThreadWorld:
             thread.start()
         turn.start()
         if not turn.finished.wait(self.deadline_s):
+            frame = sys._current_frames().get(threads[turn.running].ident or 0)
             raise CollectiveTimeout(
                 f"the {self.n_ranks} ranks have not ended within {self.deadline_s:g} s; "
-                f"rank {turn.running} is computing"
+                f"rank {turn.running} is computing in:\n{''.join(traceback.format_stack(frame)[-3:])}"
             )
         if return_errors:
             return [r if e is None else e for r, e in zip(results, errors, strict=True)]
