@@ -6,6 +6,7 @@ pages; so buffers are lent again instead of being freed.
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -53,7 +54,7 @@ class Workspace:
         else:
             array = nn_array.empty_like(like, shape)
             self.n_allocations += 1
-            self.n_bytes += array.size * getattr(array.dtype, "itemsize", 0)
+            self.n_bytes += math.prod(array.shape) * getattr(array.dtype, "itemsize", 0)
         self._lent[id(array)] = array
         return array
 

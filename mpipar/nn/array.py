@@ -8,6 +8,7 @@ the second-level cache (`row_chunks`), which is where their speed comes from.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,7 +133,7 @@ def as_rows(array: Array, role: str = "") -> Array:
         return array
     xp = namespace(array)
     width = array.shape[-1] if array.ndim else 1
-    shape = (array.size // max(1, width), width)
+    shape = (math.prod(array.shape) // max(1, width), width)
     if not role:
         return xp.reshape(array, shape)
     try:
@@ -230,7 +231,7 @@ def add_rows_at(out: Array, index: Array, rows: Array) -> None:
         Shape ``(n, width)``.
     """
     xp = namespace(out, rows)
-    if index.size == 0:
+    if index.shape[0] == 0:
         return
     if xp is np_compat:
         order = np.argsort(index, kind="stable")
@@ -239,7 +240,7 @@ def add_rows_at(out: Array, index: Array, rows: Array) -> None:
         out[ordered[starts]] += np.add.reduceat(rows[order], starts, axis=0)
         return
     # The standard has no scatter: a block of one-hot rows times `rows` does the same.
-    for block in row_chunks(out, index.size):
+    for block in row_chunks(out, index.shape[0]):
         where = array_api_compat.device(index)
         ids = xp.arange(block.start, block.stop, dtype=index.dtype, device=where)
         one_hot = xp.astype(ids[:, None] == index[None, :], rows.dtype)

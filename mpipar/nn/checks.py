@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mpipar.errors import OutOfRange, UnsupportedArray
 from mpipar.nn.array import Array, namespace
 
@@ -78,7 +80,7 @@ def check_indices(role: str, index: Array, stop: int) -> None:
     xp = namespace(index)
     if not xp.isdtype(index.dtype, "integral"):
         raise UnsupportedArray(f"{role} must be integers, got {index.dtype}; convert to int64")
-    if index.size == 0:
+    if math.prod(index.shape) == 0:
         return
     low, high = int(xp.min(index)), int(xp.max(index))
     if low < 0 or high >= stop:

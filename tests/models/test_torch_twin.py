@@ -49,3 +49,20 @@ def test_loss_and_gradients(config, record_property):
         worst = max(worst, np.abs(actual - reference).max() / np.abs(reference).max())
     print(f"largest relative error of a gradient: {worst:.1e}")
     assert worst < 1e-10
+
+
+def test_runs_on_torch_tensors():
+    config = GPTConfig(n_layers=1, width=16, n_heads=2, sequence=12, vocabulary=11, dropout=0.1)
+    model, generator = GPT(config), np.random.default_rng(0)
+    arrays = model.init(0, np.float64)
+    tokens, targets = generator.integers(0, 11, (2, 3, 12))
+    results = []
+    for convert in (np.asarray, torch.from_numpy):
+        p = {name: convert(a) for name, a in arrays.items()}
+        g = {name: convert(np.empty_like(a)) for name, a in arrays.items()}
+        masks = np.random.default_rng(1)
+        loss, context = model.forward(p, convert(tokens), convert(targets), 1.0, masks)
+        model.backward(p, context, g)
+        results.append([loss, *(np.asarray(a) for a in g.values())])
+    for actual, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
