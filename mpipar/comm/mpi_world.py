@@ -15,7 +15,7 @@ from mpipar.comm.mpi import MPICommunicator
 from mpipar.comm.mpi_groups import Groups, Settings
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
-from mpipar.launch.environment import check_launch
+from mpipar.launch.environment import check_before_start, check_launch
 
 
 class World:
@@ -28,8 +28,12 @@ class World:
     """
 
     def __init__(self, settings: Settings) -> None:
+        library = MPI.Get_library_version()
+        if not MPI.Is_initialized():
+            check_before_start(os.environ, library)
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         base = MPI.COMM_WORLD
-        check_launch(os.environ, base.size, MPI.Get_library_version())
+        check_launch(os.environ, base.size, library, " ".join(sys.argv) or "PROGRAM ...")
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE and base.size > 1:
             raise LaunchError(
                 "the MPI library gives no MPI_THREAD_MULTIPLE, which the watchdog needs; leave "

@@ -26,6 +26,7 @@ def _start() -> World | IdentityCommunicator:
         return _world
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # its start prints noise
     try:
+        from mpipar.comm import mpi_library  # noqa: F401 - first: it keeps MPI from starting
         from mpipar.comm.mpi_groups import Settings
         from mpipar.comm.mpi_world import start
     except (ImportError, RuntimeError) as error:
