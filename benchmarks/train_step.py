@@ -32,7 +32,7 @@ GROUPS = {
     "matrix products": ("linear", "linear_backward_input", "linear_backward_weight"),
     "attention": ("causal_attention", "causal_attention_backward"),
     "GELU": ("gelu", "slope_backward"),
-    "norms": ("layer_norm", "layer_norm_backward_input", "norm_backward_weight"),
+    "norms": ("layer_norm", "layer_norm_backward_input"),
     "biases and residuals": ("bias_backward", "add_residual"),
     "embedding": ("embedding", "embedding_backward"),
     "loss": ("cross_entropy", "cross_entropy_backward"),

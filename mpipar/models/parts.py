@@ -17,7 +17,7 @@ import numpy as np
 from mpipar import nn
 from mpipar.models.config import GPTConfig
 from mpipar.models.workspace import Workspace
-from mpipar.nn.array import Array
+from mpipar.nn.array import Array, store
 
 Saved = dict[str, Any]
 """What a part keeps between forward and the end of its backward, mostly arrays."""
@@ -130,15 +130,18 @@ class Part:
     def _norm_backward(
         self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None = None
     ) -> Array:
-        saved["grad_normed"] = grad
+        """The gradients of weight and bias cost nothing extra here, and `grad` is freed."""
         weight, xhat = p[f"{self.prefix}{name}.weight"], saved["normalized"]
+        sums = saved["norm_sums"] = self.workspace.take(grad, (2, grad.shape[-1]))
         to = self._like(grad)
-        return nn.layer_norm_backward_input(grad, weight, xhat, saved["rstd"], residual, out=to)
+        nn.layer_norm_backward_input(grad, weight, xhat, saved["rstd"], residual, to, sums)
+        self.workspace.give(grad)
+        return to
 
     def _norm_weight(self, name: str, saved: Saved, gradients: Gradients) -> None:
-        n, grad = self.prefix + name, saved["grad_normed"]
-        gradients.put(n + ".bias", nn.bias_backward, grad)
-        gradients.put(n + ".weight", nn.norm_backward_weight, grad, saved["normalized"])
+        n, sums = self.prefix + name, saved["norm_sums"]
+        gradients.put(n + ".bias", store, sums[1, :])
+        gradients.put(n + ".weight", store, sums[0, :])
 
     def _linear(self, name: str, p: Parameters, x: Array) -> Array:
         """Product with a weight; the bias is added later, where it costs no sweep of its own."""

@@ -189,8 +189,40 @@ def filled(like: Array, shape: tuple[int, ...], value: float) -> Array:
     return array
 
 
+def store(values: Array, out: Array | None = None, accumulate: bool = False) -> Array:
+    """Write values into `out`, or add them there.
+
+    Parameters
+    ----------
+    values : Array
+        A result.
+    out : Array, optional
+        Where it goes; without it `values` itself is returned.
+    accumulate : bool
+        Add to what `out` holds.
+
+    Returns
+    -------
+    Array
+        `out`, or `values`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If `accumulate` is asked for without an `out`.
+    """
+    if accumulate and out is None:
+        raise UnsupportedArray("accumulate=True needs out=, the array to add to")
+    if out is None:
+        return values
+    if accumulate:
+        return namespace(out).add(out, values, out=out)
+    out[...] = values
+    return out
+
+
 def deliver(out: Array | None, accumulate: bool, compute: Callable[[Array | None], Array]) -> Array:
-    """Write a result into `out`, or add it there.
+    """Let a function write into `out` itself, or add its result there.
 
     Parameters
     ----------
@@ -211,11 +243,7 @@ def deliver(out: Array | None, accumulate: bool, compute: Callable[[Array | None
     UnsupportedArray
         If `accumulate` is asked for without an `out`.
     """
-    if accumulate and out is None:
-        raise UnsupportedArray("accumulate=True needs out=, the array to add to")
-    if not accumulate:
-        return compute(out)
-    return namespace(out).add(out, compute(None), out=out)
+    return store(compute(None), out, True) if accumulate else compute(out)
 
 
 def add_rows_at(out: Array, index: Array, rows: Array) -> None:

@@ -6,7 +6,7 @@ need nothing else, so the input itself may be overwritten.
 
 from __future__ import annotations
 
-from mpipar.nn.array import Array, as_rows, deliver, empty_like, filled, namespace, row_chunks
+from mpipar.nn.array import Array, as_rows, empty_like, filled, namespace, row_chunks, store
 from mpipar.nn.checks import check_floating, check_shape
 from mpipar.nn.linear import bias_backward
 
@@ -125,6 +125,7 @@ def layer_norm_backward_input(
     rstd: Array,
     residual: Array | None = None,
     out: Array | None = None,
+    sums: Array | None = None,
 ) -> Array:
     """Gradient of `layer_norm` with respect to `x`, plus the gradient of a residual branch.
 
@@ -140,6 +141,9 @@ def layer_norm_backward_input(
         Added to the result; shape of `grad`.
     out : Array, optional
         Shape of `grad`, C-contiguous; may be `residual`.
+    sums : Array, optional
+        Receives the gradients of weight and bias, which the same sweep yields; shape
+        ``(2, width)``.
 
     Returns
     -------
@@ -151,7 +155,7 @@ def layer_norm_backward_input(
     UnsupportedArray
         If shapes or dtypes do not fit.
     """
-    return _backward(grad, weight, normalized, rstd, residual, out, centred=True)
+    return _backward(grad, weight, normalized, rstd, residual, out, sums, centred=True)
 
 
 def rms_norm_backward_input(
@@ -161,6 +165,7 @@ def rms_norm_backward_input(
     rstd: Array,
     residual: Array | None = None,
     out: Array | None = None,
+    sums: Array | None = None,
 ) -> Array:
     """Gradient of `rms_norm` with respect to `x`, plus the gradient of a residual branch.
 
@@ -176,6 +181,9 @@ def rms_norm_backward_input(
         Added to the result; shape of `grad`.
     out : Array, optional
         Shape of `grad`, C-contiguous; may be `residual`.
+    sums : Array, optional
+        Receives the gradients of weight and bias, which the same sweep yields; shape
+        ``(2, width)``.
 
     Returns
     -------
@@ -187,7 +195,7 @@ def rms_norm_backward_input(
     UnsupportedArray
         If shapes or dtypes do not fit.
     """
-    return _backward(grad, weight, normalized, rstd, residual, out, centred=False)
+    return _backward(grad, weight, normalized, rstd, residual, out, sums, centred=False)
 
 
 def _backward(
@@ -197,6 +205,7 @@ def _backward(
     rstd: Array,
     residual: Array | None,
     out: Array | None,
+    sums: Array | None,
     centred: bool,
 ) -> Array:
     name = ("layer" if centred else "rms") + "_norm_backward_input"
@@ -210,14 +219,23 @@ def _backward(
     xp = namespace(grad, weight)
     rows, xhats, outs = as_rows(grad), as_rows(normalized), as_rows(out, "out")
     others = None if residual is None else as_rows(residual)
+    if sums is not None:
+        check_shape(name, "sums", sums, (2, width))
+        sums[...] = 0
     mean_weight = weight * (1.0 / width)
     for c in row_chunks(rows):
         g, xhat = rows[c, :], xhats[c, :]
+        t = xp.multiply(g, xhat)
+        along = xp.matmul(t, mean_weight)[:, None]
+        if sums is not None:
+            bias_backward(t, out=sums[0, :], accumulate=True)
+            bias_backward(g, out=sums[1, :], accumulate=True)
+        # dx = rstd (w g - mean(w g) - xhat mean(w g xhat)), without the first mean for RMS norm.
+        xp.multiply(xhat, along, out=t)
         d = xp.multiply(g, weight)
-        along = xp.multiply(xp.vecdot(d, xhat)[:, None] * (1.0 / width), xhat)
         if centred:
             xp.subtract(d, xp.matmul(g, mean_weight)[:, None], out=d)
-        xp.subtract(d, along, out=d)
+        xp.subtract(d, t, out=d)
         if others is None:
             xp.multiply(d, rstd[c, :], out=outs[c, :])
         else:
@@ -261,11 +279,4 @@ def norm_backward_weight(
         bias_backward(xp.multiply(rows[c, :], xhats[c, :]), out=total, accumulate=True)
     if out is not None:
         check_shape("norm_backward_weight", "out", out, tuple(total.shape))
-
-    def compute(to: Array | None) -> Array:
-        if to is None:
-            return total
-        to[...] = total
-        return to
-
-    return deliver(out, accumulate, compute)
+    return store(total, out, accumulate)

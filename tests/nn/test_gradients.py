@@ -63,8 +63,11 @@ def test_layer_norm(draw):
     assert_gradient(to_x, lambda a: nn.layer_norm(a, w, b)[0], x, g)
     assert_gradient(nn.norm_backward_weight(g, xhat), lambda a: nn.layer_norm(x, a, b)[0], w, g)
     assert_gradient(nn.bias_backward(g), lambda a: nn.layer_norm(x, w, a)[0], b, g)
-    with_residual = nn.layer_norm_backward_input(g, w, xhat, rstd, residual=other)
+    sums = np.empty((2, 7))
+    with_residual = nn.layer_norm_backward_input(g, w, xhat, rstd, residual=other, sums=sums)
     np.testing.assert_allclose(with_residual, to_x + other, rtol=1e-13)
+    assert_gradient(sums[0], lambda a: nn.layer_norm(x, a, b)[0], w, g)
+    assert_gradient(sums[1], lambda a: nn.layer_norm(x, w, a)[0], b, g)
 
 
 def test_rms_norm(draw):
