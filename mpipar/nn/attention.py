@@ -261,37 +261,51 @@ def causal_attention_backward(
     )
     for role, array, like in (
         ("grad", grad, q),
+        ("out", out, q),
         ("grad_q", grad_q, q),
         ("grad_k", grad_k, k),
         ("grad_v", grad_v, v),
     ):
         check_shape("causal_attention_backward", role, array, tuple(like.shape))
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    group = q.shape[1] // k.shape[1]
-    q5, out5, grad5, gq5 = (_split_heads(a, k.shape[1]) for a in (q, out, grad, grad_q))
-    tiles = list(_tiles(q, k.shape[2], group))
+    split = [_split_heads(a, k.shape[1]) for a in (q, grad, out, grad_q)]
+    tiles = list(_tiles(q, k.shape[2], q.shape[1] // k.shape[1]))
     for rows, heads in _groups(q, k):
-        keys, values, gk, gv = (a[rows, heads, :, :] for a in (k, v, grad_k, grad_v))
-        for tile in tiles:
-            if tile.first:
-                at = (rows, heads, slice(None), tile.queries, slice(None))
-                block = _columns(q5[at]) * scale
-                g, gq = _columns(grad5[at]), None
-                dot = xp.vecdot(g, _columns(out5[at]))[:, :, None, :]
-            p = _scores(xp, keys[:, :, tile.keys, :], block, tile.mask)
-            xp.subtract(p, lse[rows, heads, :, _lse_columns(tile, group)], out=p)
-            xp.exp(p, out=p)
-            _write(xp, gv[:, :, tile.keys, :], p, g, tile.fresh)
-            # dS = P * (dP - D) with dP = dO V^T, transposed.
-            ds = xp.matmul(values[:, :, tile.keys, :], xp.matrix_transpose(g))
-            xp.subtract(ds, dot, out=ds)
-            xp.multiply(ds, p, out=ds)
-            _write(xp, gk[:, :, tile.keys, :], ds, block, tile.fresh)
-            part = xp.matmul(xp.matrix_transpose(ds), keys[:, :, tile.keys, :])
-            gq = part if gq is None else xp.add(gq, part, out=gq)
-            if tile.last:
-                _put(gq5[at], xp.multiply, gq, scale)
+        of_queries = [a[rows, heads, ...] for a in split]
+        of_keys = [a[rows, heads, ...] for a in (k, v, grad_k, grad_v)]
+        _backward_group(xp, tiles, of_queries, of_keys, lse[rows, heads, ...], scale)
     return grad_q, grad_k, grad_v
+
+
+def _backward_group(
+    xp: Any,
+    tiles: list[_Tile],
+    of_queries: list[Array],
+    of_keys: list[Array],
+    lse: Array,
+    scale: float,
+) -> None:
+    """All tiles of some rows and heads: q, dO, O, dQ by groups, and K, V, dK, dV."""
+    group = of_queries[0].shape[2]
+    for tile in tiles:
+        if tile.first:
+            q, grad, out, grad_q = (a[:, :, :, tile.queries, :] for a in of_queries)
+            block, g, dq = _columns(q) * scale, _columns(grad), None
+            dot = xp.vecdot(g, _columns(out))[:, :, None, :]
+        keys, values, dk, dv = (a[:, :, tile.keys, :] for a in of_keys)
+        p = _scores(xp, keys, block, tile.mask)
+        xp.subtract(p, lse[:, :, :, _lse_columns(tile, group)], out=p)
+        xp.exp(p, out=p)
+        _write(xp, dv, p, g, tile.fresh)
+        # dS = P * (dP - D) with dP = dO V^T, transposed.
+        ds = xp.matmul(values, xp.matrix_transpose(g))
+        xp.subtract(ds, dot, out=ds)
+        xp.multiply(ds, p, out=ds)
+        _write(xp, dk, ds, block, tile.fresh)
+        part = xp.matmul(xp.matrix_transpose(ds), keys)
+        dq = part if dq is None else xp.add(dq, part, out=dq)
+        if tile.last:
+            _put(grad_q, xp.multiply, dq, scale)
 
 
 def _write(xp: Any, target: Array, left: Array, right: Array, fresh: bool) -> None:

@@ -56,31 +56,17 @@ def adamw_update(
     UnsupportedArray
         If shapes differ or the state is too narrow.
     """
-    if step < 1:
-        raise CountOutOfRange("adamw step", "1 or more", step)
-    for role, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0.0 <= beta < 1.0:
-            raise OutOfRange(role, "[0, 1)", beta)
-    xp = namespace(parameter, gradient, m, v)
-    for role, array in (("gradient", gradient), ("m", m), ("v", v)):
-        check_shape("adamw_update", role, array, tuple(parameter.shape))
-    wide = xp.result_type(parameter.dtype, xp.float32)
-    if not m.dtype == v.dtype == xp.result_type(m.dtype, wide):
-        raise UnsupportedArray(
-            f"adamw state for a {parameter.dtype} parameter must be {wide} or wider, "
-            f"got m {m.dtype} and v {v.dtype}"
-        )
+    arrays = {"parameter": parameter, "gradient": gradient, "m": m, "v": v}
+    _check(arrays, step, {"beta1": beta1, "beta2": beta2})
+    xp = namespace(*arrays.values())
+    columns = [_column(role, array) for role, array in arrays.items()]
     # lr m_hat / (sqrt(v_hat) + eps) = rate m / (sqrt(v) + floor)
     root = math.sqrt(1.0 - beta2**step)
     rate, floor = lr * root / (1.0 - beta1**step), eps * root
     gain1, gain2 = (1.0 - beta1) * gradient_scale, (1.0 - beta2) * gradient_scale**2
     keep = 1.0 - lr * weight_decay
-    flat = [
-        _column(role, a)
-        for role, a in (("parameter", parameter), ("gradient", gradient), ("m", m), ("v", v))
-    ]
-    for c in row_chunks(flat[2]):
-        p, g, first, second = (a[c, :] for a in flat)
+    for c in row_chunks(columns[2]):
+        p, g, first, second = (a[c, :] for a in columns)
         g = xp.astype(g, first.dtype, copy=False)
         t = empty_like(first)
         xp.multiply(first, beta1, out=first)
@@ -97,6 +83,24 @@ def adamw_update(
         if keep != 1.0:
             xp.multiply(p, keep, out=p)
         xp.subtract(p, xp.astype(t, p.dtype, copy=False), out=p)
+
+
+def _check(arrays: dict[str, Array], step: int, betas: dict[str, float]) -> None:
+    if step < 1:
+        raise CountOutOfRange("adamw step", "1 or more", step)
+    for role, beta in betas.items():
+        if not 0.0 <= beta < 1.0:
+            raise OutOfRange(role, "[0, 1)", beta)
+    parameter, m, v = arrays["parameter"], arrays["m"], arrays["v"]
+    for role, array in arrays.items():
+        check_shape("adamw_update", role, array, tuple(parameter.shape))
+    xp = namespace(*arrays.values())
+    wide = xp.result_type(parameter.dtype, xp.float32)
+    if not m.dtype == v.dtype == xp.result_type(m.dtype, wide):
+        raise UnsupportedArray(
+            f"adamw state for a {parameter.dtype} parameter must be {wide} or wider, "
+            f"got m {m.dtype} and v {v.dtype}"
+        )
 
 
 def _column(role: str, array: Array) -> Array:
