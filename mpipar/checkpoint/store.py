@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator
-from mpipar.errors import CheckpointError, ParallelismError
+from mpipar.errors import CheckpointError
 
 Array = NDArray[Any]
 _FOLDER = re.compile(r"step-(\d{9})")
 _INDEX = "index.json"
-_ARRAYS = "arrays-0.safetensors"
 
 
 def save(
@@ -30,23 +29,26 @@ def save(
     arrays: Mapping[str, Array],
     state: Mapping[str, Any],
     keep: int = 2,
+    is_writer: bool | None = None,
 ) -> Path:
-    """Write a checkpoint. Collective; rank 0 writes, since replicas are equal.
+    """Write a checkpoint: one file per writing rank, the index last. Collective.
 
     Parameters
     ----------
     comm : Communicator
-        All ranks.
+        All ranks; they see one file system.
     folder : Path
         Where the checkpoints of a run stand.
     step : int
         Names the checkpoint.
     arrays : mapping of str to ndarray
-        Parameters and optimizer state.
+        Parameters and optimizer state of this rank.
     state : mapping
-        Small JSON values, such as the data position.
+        Small JSON values, such as the data position; rank 0's count.
     keep : int
         How many complete checkpoints stay; older ones are removed once this one is whole.
+    is_writer : bool, optional
+        Whether this rank writes its arrays; by default rank 0 alone, since replicas are equal.
 
     Returns
     -------
@@ -59,35 +61,56 @@ def save(
         On every rank, if it could not be written; older ones are untouched then.
     """
     target = folder / f"step-{step:09d}"
-    outcome: ParallelismError | None = None
-    if comm.rank == 0:
-        try:
-            _write(target, step, arrays, state)
+    scratch = target.with_name(f".{target.name}.partial")
+    writes = comm.rank == 0 if is_writer is None else is_writer
+
+    def prepare() -> None:
+        if comm.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+
+    def write() -> dict[str, Any]:
+        return _write(scratch / f"arrays-{comm.rank}.safetensors", arrays) if writes else {}
+
+    def publish() -> None:
+        if comm.rank == 0:
+            index = {"format": 1, "step": step, "state": dict(state), "files": files}
+            _publish(scratch, target, index)
             for old in _complete(folder)[:-keep] if keep > 0 else []:
                 shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
-            outcome = CheckpointError(f"checkpoint {target} could not be written: {error}")
-    comm.broadcast_json(outcome)
+
+    _everywhere(comm, target, prepare)
+    parts = _everywhere(comm, target, write)
+    files = {name: facts for part in parts for name, facts in part.items()}
+    _everywhere(comm, target, publish)
     return target
 
 
-def _write(target: Path, step: int, arrays: Mapping[str, Array], state: Mapping[str, Any]) -> None:
+def _everywhere(comm: Communicator, target: Path, function: Callable[[], Any]) -> list[Any]:
+    """What a function gives on each rank; its failure anywhere is raised on all ranks."""
+    value: Any
+    try:
+        value = function()
+    except OSError as error:
+        value = CheckpointError(f"checkpoint {target} could not be written: {error}")
+    return comm.all_gather_json(value)
+
+
+def _write(file: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Write one file; its name with size, hash and the arrays in it."""
     from safetensors.numpy import save_file
 
-    scratch = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    file = scratch / _ARRAYS
     save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, file)
     _sync(file)
-    index = {
-        "format": 1,
-        "step": step,
-        "state": dict(state),
-        "files": {_ARRAYS: {"bytes": file.stat().st_size, "blake2b": _digest(file)}},
-    }
+    facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": list(arrays)}
+    return {file.name: facts}
+
+
+def _publish(scratch: Path, target: Path, index: Mapping[str, Any]) -> None:
+    """Write the index and give the folder its name, in that order."""
     (scratch / _INDEX).write_text(json.dumps(index, indent=1))
     _sync(scratch / _INDEX)
+    _sync(scratch)
     shutil.rmtree(target, ignore_errors=True)
     scratch.rename(target)
     _sync(target.parent)
@@ -143,13 +166,17 @@ def newest(comm: Communicator, folder: Path) -> Path | None:
     return folder / max(common) if common else None
 
 
-def load(place: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Read a checkpoint. Local.
+def load(
+    place: Path, names: Iterable[str] | None = None
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Read a checkpoint, or some of its arrays. Local.
 
     Parameters
     ----------
     place : Path
         As `newest` returned it.
+    names : iterable of str, optional
+        Which arrays; only files that hold one of them are read. All by default.
 
     Returns
     -------
@@ -159,7 +186,7 @@ def load(place: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     Raises
     ------
     CheckpointError
-        If it is incomplete, cut short or altered; names the file.
+        If it is incomplete, cut short or altered (names the file), or lacks an array.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -167,10 +194,18 @@ def load(place: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     if why := _why_broken(place):
         raise CheckpointError(f"checkpoint is not whole: {why}")
     index = json.loads((place / _INDEX).read_text())
-    file = place / _ARRAYS
-    if (digest := _digest(file)) != index["files"][_ARRAYS]["blake2b"]:
-        raise CheckpointError(f"{file} was altered: its hash is {digest[:12]}..., not the index's")
-    try:
-        return load_file(file), index["state"]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    wanted = None if names is None else set(names)
+    arrays: dict[str, Array] = {}
+    for name, facts in index["files"].items():
+        file = place / name
+        if wanted is not None and not wanted & set(facts["arrays"]):
+            continue
+        if (digest := _digest(file)) != facts["blake2b"]:
+            raise CheckpointError(f"{file} was altered: its hash is {digest}, not the index's")
+        try:
+            arrays |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from None
+    if missing := sorted((wanted or set()) - set(arrays)):
+        raise CheckpointError(f"{place} lacks {', '.join(missing[:3])}")
+    return arrays, index["state"]

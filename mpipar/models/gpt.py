@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +70,12 @@ class GPT:
         parts = [self.embedding.shapes(), *inner, self.head.shapes()]
         return {name: shape for part in parts for name, shape in part.items()}
 
-    def init(self, seed: int, dtype: np.typing.DTypeLike = np.float32) -> dict[str, np.ndarray]:
+    def init(
+        self,
+        seed: int,
+        dtype: np.typing.DTypeLike = np.float32,
+        names: Iterable[str] | None = None,
+    ) -> dict[str, np.ndarray]:
         """Draw parameters; each depends on the seed and its own name only.
 
         Embeddings are N(0, 0.02), weights have variance ``1 / (3 n_in)``, those that end a residual
@@ -81,13 +87,17 @@ class GPT:
             Any non-negative number.
         dtype : dtype
             Of the parameters.
+        names : iterable of str, optional
+            Draw these only, such as those of a stage; all by default.
 
         Returns
         -------
         dict of str to numpy.ndarray
             Parameters in forward order.
         """
-        return {name: self._draw(seed, name, s).astype(dtype) for name, s in self.shapes().items()}
+        chosen = set(self.shapes() if names is None else names)
+        shapes = {name: shape for name, shape in self.shapes().items() if name in chosen}
+        return {name: self._draw(seed, name, s).astype(dtype) for name, s in shapes.items()}
 
     def _draw(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name.endswith("bias"):
