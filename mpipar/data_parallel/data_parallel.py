@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, Op, Request
+from mpipar.data_parallel.agreement import agree
 from mpipar.data_parallel.buckets import plan_buckets
-from mpipar.errors import CollectiveMismatch, EmptyInput, NonFiniteValue, UnsupportedArray
+from mpipar.errors import CollectiveMismatch, EmptyInput, NonFiniteValue, OutOfRange
 
 Array = NDArray[Any]
 _CHUNK = 1 << 15
@@ -34,7 +34,7 @@ class DataParallel:
         The user's own arrays (NumPy, or anything with DLPack on the CPU), same names, shapes and
         dtypes on every rank. Rank 0's values are copied into them on every rank.
     frozen : iterable of str
-        Names that get no gradient.
+        Names that get no gradient, together with all names tied to them.
     tied : iterable of sequence of str
         Names that are copies of one parameter; names that share memory are found without this.
         The gradients of all copies are added, and the sum stands under every name.
@@ -46,7 +46,7 @@ class DataParallel:
     gradients : dict of str to ndarray
         Where the backward pass writes; views of the buckets, so nothing is packed.
     trainable : tuple of str
-        Names to update: each logical parameter once.
+        Names to update: each array once, so that copies in arrays of their own stay equal.
     communication_s : float
         Seconds spent in communication calls so far.
 
@@ -66,21 +66,19 @@ class DataParallel:
     ) -> None:
         self.comm = comm
         self.communication_s = 0.0
-        views = {name: _writable(name, array) for name, array in parameters.items()}
-        order = _agreed_order(comm, views)
-        frozen = _known(order, frozen, "frozen")
-        self._canonical = _canonical_names(views, order, tied)
-        for name in order:
-            if self._canonical[name] == name:
+        agreed = agree(comm, parameters, frozen, tied, bucket_bytes)
+        views, self._canonical = agreed.views, agreed.canonical
+        for name, first in self._canonical.items():
+            if first == name:
                 comm.broadcast(views[name], out=views[name])
-            elif not np.may_share_memory(views[name], views[self._canonical[name]]):
-                views[name][...] = views[self._canonical[name]]
-        self.parameters = {name: views[name] for name in order}
-        live = [n for n in order if self._canonical[n] not in frozen and n not in frozen]
-        self.trainable = tuple(n for n in live if self._canonical[n] == n)
+            else:
+                views[name][...] = views[first]
+        self.parameters = views
+        live = [n for n in views if self._canonical[n] not in agreed.frozen]
+        self.trainable = tuple(n for n in live if agreed.arrays[n] == n)
+        logical = [n for n in live if self._canonical[n] == n]
         described = [
-            (n, views[n].shape, views[n].dtype.name, views[n].dtype.itemsize)
-            for n in self.trainable
+            (n, views[n].shape, views[n].dtype.name, views[n].dtype.itemsize) for n in logical
         ]
         self.buckets = plan_buckets(described, bucket_bytes)
         self._buffers = [np.zeros(b.size, views[b.names[0]].dtype) for b in self.buckets]
@@ -94,9 +92,7 @@ class DataParallel:
         for name in live:
             if name not in self.gradients:
                 self.gradients[name] = np.zeros_like(views[name])
-        self._copies = {
-            n: [c for c in live if c != n and self._canonical[c] == n] for n in self.trainable
-        }
+        self._copies = {n: [c for c in live if c != n and self._canonical[c] == n] for n in logical}
         self._start_step()
 
     def _start_step(self) -> None:
@@ -139,12 +135,23 @@ class DataParallel:
         ----------
         name : str
             A trainable parameter or one of its copies; a frozen one is ignored.
+
+        Raises
+        ------
+        CollectiveMismatch
+            For an unknown name, or the second time in a step: its bucket may be under way.
         """
         if name not in self.gradients:
             if name not in self.parameters:
                 raise CollectiveMismatch(f"ready: no parameter {name!r}; one of {self.trainable}")
             return
-        self._waiting[self._bucket_of[self._canonical[name]]].discard(name)
+        waiting = self._waiting[self._bucket_of[self._canonical[name]]]
+        if name not in waiting:
+            raise CollectiveMismatch(
+                f"ready({name!r}) for the second time in one step: call it in the last microbatch "
+                "only, and finish() before the next step"
+            )
+        waiting.remove(name)
         while len(self._requests) < len(self.buckets) and not self._waiting[len(self._requests)]:
             self._launch()
         if self._requests:
@@ -166,7 +173,8 @@ class DataParallel:
         """Reduce what has not started yet and wait for all of it. Collective.
 
         After it ``gradients`` hold the sums over all ranks, equal on every rank. A parameter that
-        was never `ready` takes part with what its buffer holds.
+        was never `ready` takes part with what its buffer holds: where a backward pass may leave
+        some out, `zero_gradients` comes before it.
         """
         while len(self._requests) < len(self.buckets):
             self._launch()
@@ -195,7 +203,9 @@ class DataParallel:
         total = 0.0
         for buffer in self._buffers:
             for start in range(0, buffer.size, _CHUNK):
-                part = buffer[start : start + _CHUNK].astype(np.float64, copy=False)
+                part = buffer[start : start + _CHUNK]
+                part = part.view(part.real.dtype) if part.dtype.kind == "c" else part
+                part = part.astype(np.float64, copy=False)
                 total += float(np.dot(part, part))
         if not np.isfinite(total):
             names = [n for n in self.trainable if not np.isfinite(self.gradients[n]).all()]
@@ -215,6 +225,8 @@ class DataParallel:
         float
             The norm before.
         """
+        if not max_norm > 0:
+            raise OutOfRange("max_norm", "above 0", max_norm)
         norm = self.gradient_norm()
         if norm > max_norm:
             for gradient in self.gradients.values():
@@ -225,72 +237,3 @@ class DataParallel:
     def communicates(self) -> tuple[Op, int]:
         """The collective of a step and its bytes per rank."""
         return Op.ALL_REDUCE, sum(buffer.nbytes for buffer in self._buffers)
-
-
-def _writable(name: str, array: Any) -> Array:
-    """A NumPy view of the user's array, through which it can be written."""
-    view = array
-    if not isinstance(array, np.ndarray):
-        detached = array.detach() if hasattr(array, "detach") else array
-        try:
-            view = np.from_dlpack(detached)
-        except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-            raise UnsupportedArray(
-                f"parameter {name!r} ({type(array).__name__}) has no host memory to share: {error}"
-            ) from None
-    if not view.flags.writeable:
-        raise UnsupportedArray(
-            f"parameter {name!r} is read-only, so rank 0's values cannot be copied into it; "
-            "give a writable copy, for example numpy.array(parameter)"
-        )
-    if view.dtype.kind not in "fcV":
-        raise UnsupportedArray(f"parameter {name!r} has dtype {view.dtype}: no gradients")
-    return view  # type: ignore[no-any-return]
-
-
-def _agreed_order(comm: Communicator, views: Mapping[str, Array]) -> list[str]:
-    """Rank 0's order of the names, after a check that all ranks have the same parameters."""
-    if not views:
-        raise EmptyInput("DataParallel", "no parameters")
-    mine = {n: f"{v.shape} {v.dtype.name}" for n, v in sorted(views.items())}
-    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).hexdigest()
-    digests = comm.all_gather_json(digest)
-    if len(set(digests)) > 1:
-        every = comm.all_gather_json(mine)
-        for rank, other in enumerate(every):
-            for name in sorted(set(other) | set(every[0])):
-                if other.get(name) != every[0].get(name):
-                    raise CollectiveMismatch(
-                        f"parameter {name!r} is {every[0].get(name, 'missing')} on rank 0 and "
-                        f"{other.get(name, 'missing')} on rank {rank}"
-                    )
-    return list(comm.broadcast_json(list(views)))
-
-
-def _known(order: Sequence[str], names: Iterable[str], what: str) -> set[str]:
-    found = set(names)
-    if unknown := sorted(found - set(order)):
-        raise CollectiveMismatch(f"{what} names {unknown}, which are no parameters")
-    return found
-
-
-def _canonical_names(
-    views: Mapping[str, Array], order: Sequence[str], tied: Iterable[Sequence[str]]
-) -> dict[str, str]:
-    """For each name the first name of the same logical parameter."""
-    canonical: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    for name in order:
-        view = views[name]
-        key = (view.__array_interface__["data"][0], view.shape, view.strides)
-        canonical[name] = seen.setdefault(key, name) if view.size else name
-    for names in tied:
-        _known(order, names, "tied")
-        first = min((canonical[n] for n in names), key=order.index)
-        shapes = {views[n].shape for n in names}
-        if len(shapes) > 1:
-            raise CollectiveMismatch(f"tied parameters {list(names)} have shapes {shapes}")
-        for name in order:
-            if canonical[name] in {canonical[n] for n in names}:
-                canonical[name] = first
-    return canonical
