@@ -79,7 +79,8 @@ class Mesh:
         Communicator
             Its ranks in mesh order; closed with the mesh.
         """
-        key = tuple(a for a in self.layout.axes if a in [self.layout.check_axis(x) for x in axes])
+        wanted = [axis for axis in axes if self.layout.degree(axis) > 1]
+        key = tuple(axis for axis in self.layout.axes if axis in wanted)
         if key not in self._comms:
             members = self.layout.ranks(self.rank, *key)
             if len(members) == 1:
@@ -89,6 +90,7 @@ class Mesh:
             else:
                 group = self.world.split(members[0], self.rank, "x".join(key))
                 self._comms[key] = group or IdentityCommunicator()
+                self._comms[key].deterministic = self.world.deterministic
         return self._comms[key]
 
     def close(self) -> None:
