@@ -22,6 +22,9 @@ from mpipar.nn.checks import check_shape
 class GPTContext:
     """Activations of one forward pass, used up by one backward pass.
 
+    Per token and layer it holds 16 widths with ``hidden_factor=4`` and full heads: two norms with
+    two each, q, k and v, the attended values, and slope and value of the hidden layer.
+
     Attributes
     ----------
     embedding, head : Saved
@@ -170,7 +173,7 @@ class GPT:
         for block in self.blocks:
             x, saved = block.forward(parameters, x, generator)
             context.blocks.append(saved)
-        loss, context.head = self.head.forward(parameters, x, targets, loss_scale)
+        loss, context.head = self.head.forward(parameters, x, targets, float(loss_scale))
         return loss, context
 
     def backward(

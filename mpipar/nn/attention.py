@@ -167,7 +167,7 @@ def causal_attention(
     xp = namespace(q, k, v)
     out = empty_like(q) if out is None else out
     check_shape("causal_attention", "out", out, tuple(q.shape))
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     group = q.shape[1] // k.shape[1]
     lse = empty_like(q, (q.shape[0], k.shape[1], 1, group * q.shape[2]))
     q5, out5 = (_split_heads(a, k.shape[1]) for a in (q, out))
@@ -267,7 +267,7 @@ def causal_attention_backward(
         ("grad_v", grad_v, v),
     ):
         check_shape("causal_attention_backward", role, array, tuple(like.shape))
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     split = [_split_heads(a, k.shape[1]) for a in (q, grad, out, grad_q)]
     tiles = list(_tiles(q, k.shape[2], q.shape[1] // k.shape[1]))
     for rows, heads in _groups(q, k):

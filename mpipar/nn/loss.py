@@ -128,7 +128,7 @@ def cross_entropy_backward(
     out = empty_like(logits) if out is None else out
     check_shape("cross_entropy_backward", "out", out, tuple(logits.shape))
     rows, outs = as_rows(logits), as_rows(out, "out")
-    weight = counted * scale
+    weight = counted * float(scale)
     for c in row_chunks(rows):
         p, w = outs[c, :], weight[c, :]
         xp.subtract(rows[c, :], lse[c, :], out=p)

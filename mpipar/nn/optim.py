@@ -60,6 +60,8 @@ def adamw_update(
     _check(arrays, step, {"beta1": beta1, "beta2": beta2})
     xp = namespace(*arrays.values())
     columns = [_column(role, array) for role, array in arrays.items()]
+    # A NumPy float64 scalar would widen every product to float64.
+    lr, gradient_scale = float(lr), float(gradient_scale)
     # lr m_hat / (sqrt(v_hat) + eps) = rate m / (sqrt(v) + floor)
     root = math.sqrt(1.0 - beta2**step)
     rate, floor = lr * root / (1.0 - beta1**step), eps * root

@@ -99,7 +99,8 @@ def test_dtype_is_kept(dtype):
     y, xhat, rstd = nn.layer_norm(x, b, b)
     slope = np.empty_like(x)
     q = normal(3, 2, 2, 6, 4, dtype=dtype)
-    out, lse = nn.causal_attention(q, q, q)
+    wide = np.float64(0.3)  # a NumPy scalar must not widen the arrays it meets
+    out, lse = nn.causal_attention(q, q, q, wide)
     targets = np.zeros((2, 6), int)
     _, logsum = nn.cross_entropy(x, targets)
     results = [
@@ -108,8 +109,8 @@ def test_dtype_is_kept(dtype):
         y, nn.layer_norm_backward_input(x, b, xhat, rstd), nn.norm_backward_weight(x, xhat),
         nn.rms_norm(x, b)[0], nn.gelu(x, b, slope=slope), nn.silu(x), nn.slope_backward(x, slope),
         nn.dropout_slope(x, 0.5, np.random.default_rng(0)), out, lse,
-        *nn.causal_attention_backward(q, q, q, q, out, lse),
-        logsum, nn.cross_entropy_backward(x, targets, logsum),
+        *nn.causal_attention_backward(q, q, q, q, out, lse, wide),
+        logsum, nn.cross_entropy_backward(x, targets, logsum, wide),
     ]  # fmt: skip
     assert {r.dtype for r in results} == {np.dtype(dtype)}
 
