@@ -77,7 +77,12 @@ def flat(x: Array) -> Array:
     ndarray
         Flat and C-contiguous.
     """
-    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
+    return x.reshape(-1) if is_plain(x) else x.flatten()
+
+
+def is_plain(x: Array) -> bool:
+    """Whether the MPI can take the memory as it is: in C order, and aligned for its type."""
+    return x.flags.c_contiguous and x.flags.aligned
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +212,7 @@ def pack(x: Array, dim: int, sizes: Sequence[int]) -> Array:
     ndarray
         Flat; a view where `dim` is the outermost dimension of a C-ordered array.
     """
-    if x.flags.c_contiguous and all(n == 1 for n in x.shape[:dim]):
+    if is_plain(x) and all(n == 1 for n in x.shape[:dim]):
         return x.reshape(-1)
     stops = np.cumsum(sizes)[:-1]
     blocks = [b.reshape(-1) for b in np.split(x, stops, axis=dim)]

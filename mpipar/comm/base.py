@@ -99,7 +99,13 @@ class Communicator(Verbs):
         """
         if not (isinstance(x, np.ndarray) and x.flags.c_contiguous) and x is not None:
             raise UnsupportedArray("prepare needs a C-contiguous NumPy array, which it reads anew")
+        if op in (Op.SCATTER, Op.SPLIT):
+            raise UnsupportedArray(f"prepare cannot hold {op}: its shapes travel at each call")
+        if op in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER):
+            arguments.setdefault("deterministic", None)
         call, finish = self._built(op, x, arguments)
+        if x is not None and call.input is not None and not np.may_share_memory(x, call.input):
+            return lambda: self._run(op, x, **arguments)  # the verb packs or copies x every time
         return self._prepared(call, finish)
 
     def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:

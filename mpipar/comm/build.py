@@ -6,6 +6,7 @@ gives the user's result once the call has ended. Nothing here communicates.
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from mpipar.comm.arrays import (
     as_array,
     flat,
+    is_plain,
     location_dtype,
     pack,
     result_dtype,
@@ -84,7 +86,7 @@ def _target(
     if out is None:
         return np.empty(math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
     _check_out(out, shape, dtype)
-    if out.flags.c_contiguous:
+    if is_plain(out):
         return out.reshape(-1), lambda _: out
 
     def copy_out(buffer: Array) -> Array:
@@ -343,11 +345,15 @@ def scatter_header(
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Text from which `named_dtype` makes the type again."""
-    return dtype.name if dtype.kind == "V" and dtype.names is None else dtype.str
+    if dtype.names is not None:
+        return repr(np.lib.format.dtype_to_descr(dtype))
+    return dtype.name if dtype.isbuiltin == 2 else dtype.str
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a name; the types of ml_dtypes are loaded when needed."""
+    if name.startswith("["):
+        return np.dtype(np.lib.format.descr_to_dtype(ast.literal_eval(name)))
     try:
         found: np.dtype[Any] = np.dtype(name)
     except TypeError:

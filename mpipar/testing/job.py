@@ -56,8 +56,8 @@ class RankJob:
         control = world.split(0, purpose="pytest control")
         if control is None:
             raise RankFailed("the control group is empty")
-        self._control: Communicator = control
-        self._control.deadline_s = float("inf")  # type: ignore[attr-defined]
+        self._control: Any = getattr(control, "inner", control)  # the MPI itself, not node memory
+        self._control.deadline_s = float("inf")
         self._groups: dict[int, Communicator | None] = {}
         self._n_groups = 0
         self._notices: dict[int, str] = {}
@@ -170,13 +170,13 @@ class RankJob:
         raw = np.zeros(_NOTICE_BYTES, np.uint8)
         data = text.encode()[:_NOTICE_BYTES]
         raw[: len(data)] = np.frombuffer(data, np.uint8)
-        mpi = self._control.mpi  # type: ignore[attr-defined]
+        mpi = self._control.mpi
         peers = [rank for rank in range(self.size) if rank != self.rank]
         self._sent = [mpi.Isend(raw, peer, _NOTICE_TAG) for peer in peers]
 
     def _look_out(self) -> None:
         """End a wait of this rank if a peer's test has ended badly."""
-        if self.size > 1 and self._control.mpi.Iprobe(tag=_NOTICE_TAG):  # type: ignore[attr-defined]
+        if self.size > 1 and self._control.mpi.Iprobe(tag=_NOTICE_TAG):
             self._take_notice()
         if self._notices and time.monotonic() - self._noticed_at > _GRACE_S:
             rank, reason = next(iter(self._notices.items()))
@@ -184,7 +184,7 @@ class RankJob:
 
     def _take_notice(self) -> None:
         raw = np.empty(_NOTICE_BYTES, np.uint8)
-        self._control.mpi.Recv(raw, tag=_NOTICE_TAG)  # type: ignore[attr-defined]
+        self._control.mpi.Recv(raw, tag=_NOTICE_TAG)
         rank, reason = json.loads(bytes(raw).rstrip(b"\0"))
         if not self._notices:
             self._noticed_at = time.monotonic()
@@ -253,6 +253,15 @@ class RankJob:
             yield
         finally:
             timer.cancel()
+
+    def pytest_unconfigure(self) -> None:
+        """Give back the streams."""
+        job = current_job()
+        if job is not None:
+            job.stream = None
+        self._stream.close()
+        if self.rank:
+            self._silence.close()
 
     def _expired(self, what: str, seconds: float, main: int) -> None:
         stack = traceback.extract_stack(sys._current_frames()[main])
