@@ -1,7 +1,7 @@
 """The validator against two oracles of another kind, on schedules broken by one mutation.
 
 A graph of the cells that is searched for cycles, and an interpreter whose sends and receives
-block. ``python tests/pipeline_parallel/test_mutations.py 2000`` prints the counts.
+block. ``python -m tests.pipeline_parallel.test_mutations 2000`` prints the counts.
 """
 
 import sys
