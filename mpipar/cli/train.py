@@ -29,6 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         dest="settings", help="change one key of the recipe")  # fmt: skip
     parser.add_argument("--data", metavar="PATH", help="file or folder to train on")
     parser.add_argument("--steps", type=int, help="optimizer steps")
+    parser.add_argument(
+        "--mesh", metavar="pp=2,...", help="degrees of the mesh; dp is what remains"
+    )
+    parser.add_argument("--schedule", help="of the pipeline: a name, or a file")
     parser.add_argument("--run", metavar="FOLDER", help="run folder")
     parser.add_argument("--resume", action="store_true",
                         help="go on from the newest complete checkpoint")  # fmt: skip
@@ -108,6 +112,11 @@ def _recipe(arguments: argparse.Namespace, source: str | None) -> Recipe:
         changes["data"] = {"path": arguments.data, "digest": ""}
     if arguments.steps is not None:
         changes["train"] = {"steps": arguments.steps}
+    if arguments.mesh is not None:
+        degrees = [f"mesh.{part.strip()}" for part in arguments.mesh.split(",")]
+        recipe = load_recipe(source or arguments.recipe, [*arguments.settings, *degrees])
+    if arguments.schedule is not None:
+        changes.setdefault("train", {})["schedule"] = arguments.schedule
     if arguments.run is not None:
         changes["run"] = {"folder": arguments.run}
     for section, values in changes.items():

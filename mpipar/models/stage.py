@@ -57,6 +57,16 @@ class GPTStage:
             parts.append({**tied, **self.model.head.shapes()})
         return list(dict.fromkeys(name for part in parts for name in part))
 
+    def bind(self, parameters: Parameters) -> None:
+        """Take the parameters, for `evaluate`.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Array
+            Those of this stage at least.
+        """
+        self._parameters = parameters
+
     def begin(
         self,
         parameters: Parameters,
@@ -78,7 +88,8 @@ class GPTStage:
         generators : sequence of numpy.random.Generator or None
             Dropout of each microbatch.
         """
-        self._parameters, self._gradients = parameters, gradients
+        self.bind(parameters)
+        self._gradients = gradients
         self._rows, self._scale, self._generators = rows, scale, generators
         self.loss = 0.0
         self._n_weights = 0

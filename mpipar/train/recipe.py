@@ -47,6 +47,8 @@ class TrainRecipe:
         Sequences of one step over all ranks.
     microbatches : int
         Parts into which a rank cuts its share of the batch.
+    schedule : str
+        Of the pipeline, where mesh.pp is above 1: a name, or a file in text or CSV form.
     learning_rate, final_learning_rate : float
         Peak, and end of the cosine.
     warmup_steps : int
@@ -66,6 +68,7 @@ class TrainRecipe:
     steps: int = 600
     batch: int = 16
     microbatches: int = 1
+    schedule: str = "1f1b"
     learning_rate: float = 2e-3
     final_learning_rate: float = 2e-4
     warmup_steps: int = 40

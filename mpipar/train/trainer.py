@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,11 @@ import numpy as np
 
 from mpipar import checkpoint
 from mpipar.comm import Communicator
-from mpipar.data_parallel.data_parallel import DataParallel
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import GPT
+from mpipar.train.clock import Clock
+from mpipar.train.engine import build_engine
 from mpipar.train.optimizer import AdamW
 from mpipar.train.recipe import Recipe, dump_recipe
 from mpipar.train.run_folder import RECIPE, Metrics
@@ -84,11 +83,11 @@ class Trainer:
                 f"train.microbatches={train.microbatches} must lie in 1..{self.n_local}, the "
                 f"sequences of a rank (train.batch={train.batch} over dp={dp})"
             )
-        self.model = GPT(recipe.model)
         self.sampler = Sampler(self.corpus.train, recipe.model.sequence, train.seed)
-        group = self.mesh.comm("dp")
-        group.deterministic = train.deterministic
-        self.dp = DataParallel(group, self.model.init(train.seed, _dtype(train.dtype)))
+        self.engine = build_engine(self.mesh, recipe, _dtype(train.dtype))
+        self.dp = self.engine.dp
+        shapes = GPT(recipe.model).shapes().values()
+        self.n_parameters = sum(math.prod(shape) for shape in shapes)
         self.optimizer = AdamW(self.dp.parameters, self.dp.trainable, train)
         self.step = 0
         self.n_rows_seen = 0
@@ -103,28 +102,18 @@ class Trainer:
         StepResult
             Equal on every rank.
         """
-        train, model = self.recipe.train, self.model
+        train = self.recipe.train
         self.step += 1
-        rank = self.mesh.coordinate["dp"]
-        start = (self.step - 1) * train.batch + rank * self.n_local
-        rows = self.sampler.rows(start, start + self.n_local)
-        self.n_rows_seen += len(rows)
+        start = (self.step - 1) * train.batch + self.mesh.coordinate["dp"] * self.n_local
+        cuts = [
+            spread_range(self.n_local, train.microbatches, i) for i in range(train.microbatches)
+        ]
+        rows = [self.sampler.rows(start + low, start + high) for low, high in cuts]
+        noise = [self._noise(start + low) for low, _ in cuts]
+        self.n_rows_seen += self.n_local
         scale = 1.0 / (train.batch * self.recipe.model.sequence)
-        loss = 0.0
-        for i in range(train.microbatches):
-            low, high = spread_range(self.n_local, train.microbatches, i)
-            tokens, targets = rows[low:high, :-1], rows[low:high, 1:]
-            noise = self._noise(start + low)
-            part, context = model.forward(self.dp.parameters, tokens, targets, scale, noise)
-            loss += part
-            last = i == train.microbatches - 1
-            model.backward(
-                self.dp.parameters, context, self.dp.gradients, i > 0,
-                self.dp.ready if last else None,
-            )  # fmt: skip
-        self.dp.finish()
-        loss = self._sum(loss)
-        norm = self.dp.gradient_norm()
+        loss = self._sum(self.engine.run(rows, noise, scale))
+        norm = self.engine.gradient_norm()
         clipped = min(1.0, train.clip_norm / norm) if train.clip_norm > 0 and norm > 0 else 1.0
         rate = self.optimizer.step(self.dp.gradients, self.step, clipped)
         return StepResult(self.step, loss, norm, rate)
@@ -137,7 +126,7 @@ class Trainer:
 
     def _sum(self, value: float) -> float:
         start = time.perf_counter()
-        total = float(self.dp.comm.all_reduce(np.array(value, np.float64)))
+        total = float(self.mesh.comm("pp", "dp").all_reduce(np.array(value, np.float64)))
         self.dp.communication_s += time.perf_counter() - start
         return total
 
@@ -156,7 +145,7 @@ class Trainer:
         total = 0.0
         for start in range(low, high, 8):
             rows = sampler.rows(start, min(start + 8, high))
-            total += self.model.loss(self.dp.parameters, rows[:, :-1], rows[:, 1:])
+            total += self.engine.evaluate(rows)
         return self._sum(total) / (n_rows * n)
 
     # -- the whole run ----------------------------------------------------------------------
@@ -181,7 +170,7 @@ class Trainer:
             metrics = Metrics(self.folder, self.comm.rank == 0, self.step)
             if self.comm.rank == 0:
                 (self.folder / RECIPE).write_text(dump_recipe(recipe))
-        clock = _Clock(self)
+        clock = Clock(self)
         result: StepResult | None = None
         held: dict[str, float] = {}
         while self.step < recipe.train.steps:
@@ -209,7 +198,9 @@ class Trainer:
         arrays = {**self.dp.parameters, **self.optimizer.state()}
         position = {"step": self.step, "rows_seen": self.step * self.recipe.train.batch}
         where = self.folder / "checkpoints"
-        checkpoint.save(self.comm, where, self.step, arrays, position, self.recipe.run.keep)
+        writes = self.mesh.coordinate["dp"] == 0
+        keep = self.recipe.run.keep
+        checkpoint.save(self.comm, where, self.step, arrays, position, keep, writes)
 
     def resume(self) -> int:
         """Go on from the newest complete checkpoint. Collective.
@@ -231,10 +222,11 @@ class Trainer:
             raise CheckpointError(
                 f"no complete checkpoint in {self.folder}; start without --resume"
             )
-        arrays, state = checkpoint.load(place)
-        for name, target in {**self.dp.parameters, **self.optimizer.state()}.items():
-            if name not in arrays or arrays[name].shape != target.shape:
-                found = arrays[name].shape if name in arrays else "missing"
+        targets = {**self.dp.parameters, **self.optimizer.state()}
+        arrays, state = checkpoint.load(place, targets)
+        for name, target in targets.items():
+            if arrays[name].shape != target.shape:
+                found = arrays[name].shape
                 raise CheckpointError(f"{place}: {name} is {found}, the model needs {target.shape}")
             target[...] = arrays[name]
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
@@ -246,96 +238,12 @@ class Trainer:
         return self.step
 
 
-class _Clock:
-    """Throughput, share of communication and time left; evaluation and saving do not count."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._start = self._mark = time.perf_counter()
-        self._first = self._mark_step = trainer.step
-        self._communicated = trainer.dp.communication_s
-        self._start_communicated = trainer.dp.communication_s
-        self._paused = 0.0
-        self._mark_paused = 0.0
-
-    def pause(self, function: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        before = self._trainer.dp.communication_s
-        value = function()
-        self._paused += time.perf_counter() - begin
-        self._trainer.dp.communication_s = before
-        return value
-
-    def _rate(self, seconds: float, steps: int) -> float:
-        recipe = self._trainer.recipe
-        return steps * recipe.train.batch * recipe.model.sequence / max(seconds, 1e-9)
-
-    def figures(self) -> dict[str, Any]:
-        seconds = time.perf_counter() - self._start - self._paused
-        rate = self._rate(seconds, self._trainer.step - self._first)
-        spent = self._trainer.dp.communication_s - self._start_communicated
-        return {
-            "tokens_per_s": round(rate, 1),
-            "communication_share": round(spent / max(seconds, 1e-9), 4),
-            "peak_bytes": peak_bytes(),
-        }
-
-    def line(self, result: StepResult) -> str:
-        trainer, now = self._trainer, time.perf_counter()
-        seconds = now - self._mark - (self._paused - self._mark_paused)
-        rate = self._rate(seconds, trainer.step - self._mark_step)
-        share = (trainer.dp.communication_s - self._communicated) / max(seconds, 1e-9)
-        done = trainer.step - self._first
-        left = (
-            (now - self._start - self._paused) / done * (trainer.recipe.train.steps - trainer.step)
-        )
-        self._mark, self._mark_step, self._mark_paused = now, trainer.step, self._paused
-        self._communicated = trainer.dp.communication_s
-        steps = trainer.recipe.train.steps
-        return (
-            f"step {result.step:{len(str(steps))}d}/{steps} | loss {result.loss:.4f} | "
-            f"{rate / 1e3:.2f}k tok/s | {rate / 1e3 / trainer.comm.size:.2f}k tok/s/rank | "
-            f"comm {share:.0%} | peak {peak_bytes() / 2**30:.2f} GiB | left {_minutes(left)}"
-        )
-
-    def summary(self, result: StepResult | None) -> dict[str, Any]:
-        trainer = self._trainer
-        peak = trainer.comm.all_gather(np.array([peak_bytes()], np.int64))
-        return {
-            "steps": trainer.step,
-            "ranks": trainer.comm.size,
-            "parameters": sum(trainer.dp.parameters[n].size for n in trainer.dp.trainable),
-            "training loss": result.loss if result else math.nan,
-            "bigram entropy": trainer.corpus.bigram_entropy,
-            "largest peak GiB": float(peak.max()) / 2**30,
-            "seconds": time.perf_counter() - self._start,
-            **self.figures(),
-        }
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
-
-
-def peak_bytes() -> int:
-    """Largest resident memory of this process so far.
-
-    Returns
-    -------
-    int
-        In bytes.
-    """
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def _mesh(comm: Communicator, recipe: Recipe) -> Mesh:
     m = recipe.mesh
-    for axis in ("pp", "tp", "cp"):
+    for axis in ("tp", "cp"):
         if getattr(m, axis) > 1:
             raise RecipeError(
-                f"mesh.{axis}={getattr(m, axis)}: train runs data parallelism so far; "
+                f"mesh.{axis}={getattr(m, axis)}: train runs data and pipeline parallelism so far; "
                 f"mesh.{axis}=1 would do"
             )
     return Mesh(comm, dp=m.dp or None, pp=m.pp or None, tp=m.tp or None, cp=m.cp or None,
