@@ -66,7 +66,8 @@ def save(
 
     def prepare() -> None:
         if comm.rank == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
+            for left_over in folder.glob(".step-*.partial"):
+                shutil.rmtree(left_over, ignore_errors=True)
             scratch.mkdir(parents=True)
 
     def write() -> dict[str, Any]:
@@ -88,10 +89,12 @@ def save(
 
 def _everywhere(comm: Communicator, target: Path, function: Callable[[], Any]) -> list[Any]:
     """What a function gives on each rank; its failure anywhere is raised on all ranks."""
+    from safetensors import SafetensorError
+
     value: Any
     try:
         value = function()
-    except OSError as error:
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         value = CheckpointError(f"checkpoint {target} could not be written: {error}")
     return comm.all_gather_json(value)
 
@@ -100,7 +103,7 @@ def _write(file: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Write one file; its name with size, hash and the arrays in it."""
     from safetensors.numpy import save_file
 
-    save_file({n: np.ascontiguousarray(a) for n, a in arrays.items()}, file)
+    save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, file)
     _sync(file)
     facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": list(arrays)}
     return {file.name: facts}
@@ -108,7 +111,8 @@ def _write(file: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
 
 def _publish(scratch: Path, target: Path, index: Mapping[str, Any]) -> None:
     """Write the index and give the folder its name, in that order."""
-    (scratch / _INDEX).write_text(json.dumps(index, indent=1))
+    sealed = {**index, "blake2b": _seal(index)}
+    (scratch / _INDEX).write_text(json.dumps(sealed, indent=1), encoding="utf-8")
     _sync(scratch / _INDEX)
     _sync(scratch)
     shutil.rmtree(target, ignore_errors=True)
@@ -131,19 +135,39 @@ def _digest(path: Path) -> str:
 
 def _complete(folder: Path) -> list[Path]:
     found = [p for p in folder.glob("step-*") if _FOLDER.fullmatch(p.name)]
-    return sorted(p for p in found if (p / _INDEX).is_file() and _why_broken(p) is None)
+    return sorted(p for p in found if _is_complete(p))
 
 
-def _why_broken(place: Path) -> str | None:
+def _seal(index: Mapping[str, Any]) -> str:
+    """Hash of what an index says."""
+    rest = {key: value for key, value in index.items() if key != "blake2b"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _read_index(place: Path) -> dict[str, Any]:
+    """The index of a checkpoint whose files are all there in their full length."""
     try:
-        files = json.loads((place / _INDEX).read_text())["files"]
-        for name, facts in files.items():
+        index: dict[str, Any] = json.loads((place / _INDEX).read_text(encoding="utf-8"))
+        if _seal(index) != index["blake2b"]:
+            raise ValueError("it was altered: its hash does not fit")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{place / _INDEX} cannot be read: {error!r}") from None
+    for name, facts in index["files"].items():
+        try:
             size = (place / name).stat().st_size
-            if size != facts["bytes"]:
-                return f"{place / name} has {size} bytes instead of {facts['bytes']}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{place}: {type(error).__name__} {error}"
-    return None
+        except OSError as error:
+            raise CheckpointError(f"{place / name} cannot be read: {error.strerror}") from None
+        if size != facts["bytes"]:
+            raise CheckpointError(f"{place / name} has {size} bytes instead of {facts['bytes']}")
+    return index
+
+
+def _is_complete(place: Path) -> bool:
+    try:
+        _read_index(place)
+    except CheckpointError:
+        return False
+    return True
 
 
 def newest(comm: Communicator, folder: Path) -> Path | None:
@@ -191,9 +215,7 @@ def load(
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    if why := _why_broken(place):
-        raise CheckpointError(f"checkpoint is not whole: {why}")
-    index = json.loads((place / _INDEX).read_text())
+    index = _read_index(place)
     wanted = None if names is None else set(names)
     arrays: dict[str, Array] = {}
     for name, facts in index["files"].items():
