@@ -165,6 +165,21 @@ class Memory:
         offset = array.__array_interface__["data"][0] - self.address
         return offset if 0 <= offset < self.n_bytes else -1
 
+    def words(self, offset: int, n_bytes: int) -> memoryview:
+        """Aligned 8-byte words somewhere in the mapping.
+
+        Parameters
+        ----------
+        offset, n_bytes : int
+            Multiples of 8.
+
+        Returns
+        -------
+        memoryview
+            Of format ``q``: read and written in one piece.
+        """
+        return memoryview(self._map)[offset : offset + n_bytes].cast("q")
+
     def view(self, offset: int, n_elements: int, dtype: np.dtype[Any]) -> Array:
         """A flat array somewhere in the mapping.
 
@@ -304,7 +319,10 @@ class Arena:
         """Back one more segment."""
         wanted = min(_LARGEST_SEGMENT, max(_SEGMENT, self._backed - self._low))
         needed = self._top + size - self._backed
-        for n_bytes in (max(wanted, -(-needed // _SEGMENT) * _SEGMENT), -(-needed // _PAGE) * _PAGE):
+        for n_bytes in (
+            max(wanted, -(-needed // _SEGMENT) * _SEGMENT),
+            -(-needed // _PAGE) * _PAGE,
+        ):
             if self._backed + n_bytes > self._high:
                 reason = "the limit MPIPAR_ARENA_BYTES"
                 continue

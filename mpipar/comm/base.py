@@ -10,11 +10,11 @@ import numpy as np
 from mpipar.comm import build
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.request import Request
-from mpipar.comm.verbs import Verbs
+from mpipar.comm.storage import Storage
 from mpipar.errors import ParallelismError, UnsupportedArray
 
 
-class Communicator(Verbs):
+class Communicator(Storage):
     """A group of ranks and the calls they make together.
 
     A transport implements `submit` and `split`, and nothing else; every verb below is written in
@@ -132,8 +132,13 @@ class Communicator(Verbs):
         """The call of a verb; what is wrong with it travels in it, so that all ranks learn it."""
         if arguments.get("deterministic", False) is None:
             arguments["deterministic"] = self.deterministic
+        result = None
+        if self._results and op in _SHARED:
+            given = arguments["out"]
+            result, arguments["out"] = self._results.get(id(given), (None, given))
         try:
-            return _BUILDERS[op](self.info, x, **arguments)
+            call, finish = _BUILDERS[op](self.info, x, **arguments)
+            return call, finish if result is None else lambda: (finish(), result)[1]
         except ParallelismError as error:
             return Call(op, error=error), _nothing
         except (TypeError, ValueError) as error:
@@ -149,6 +154,9 @@ class Communicator(Verbs):
         request = self.submit(call._replace(blocking=False))
         request.finish = finish
         return request
+
+
+_SHARED = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST)
 
 
 def _nothing() -> None:

@@ -30,7 +30,7 @@ from mpipar.comm.call import Array
 
 ARRIVE, STEP = 0, 8
 _BLOCKS, _WORDS = 16, 8  # first word of the descriptions, words of one
-SIGNATURE, INPUT, OUTPUT, STAGE, BACKED, INPUT_BYTES = range(6)
+SIGNATURE, INPUT, OUTPUT, STAGE = range(4)
 TEXT_BYTES = 4096
 _HEAD_BYTES = 8 * (_BLOCKS + 2 * _WORDS)
 SLOT_BYTES = 32768
@@ -60,9 +60,7 @@ class Flags:
         self.n = len(offsets)
         self.rank = rank
         self.fence = fence
-        self.lines = [
-            memoryview(memory.bytes)[o : o + _HEAD_BYTES].cast("q") for o in offsets
-        ]
+        self.lines = [memory.words(o, _HEAD_BYTES) for o in offsets]
         self.mine = self.lines[rank]
         self.peers = [line for r, line in enumerate(self.lines) if r != rank]
         self._texts = [self._parts(memory, o + _HEAD_BYTES, TEXT_BYTES) for o in offsets]
@@ -103,6 +101,10 @@ class Flags:
             mine[word] = value
         self.publish(ARRIVE, sequence)
         return sequence
+
+    def describe(self, word: int, value: int) -> None:
+        """Add a word to the description of the present call; read after the next step."""
+        self.mine[_BLOCKS + _WORDS * (self.sequence & 1) + word] = value
 
     def said(self, word: int) -> list[int]:
         """What every rank wrote in one word of the description of the present call."""

@@ -77,6 +77,11 @@ class MPICommunicator(Communicator):
             board.words[self._slot] = self.number << 32
 
     @property
+    def shared(self) -> SharedGroup | None:
+        """What all handles of this group share; None once closed."""
+        return self._shared
+
+    @property
     def mpi(self) -> MPI.Intracomm:
         """The owned mpi4py communicator: the way out, and back through `mpipar.wrap`."""
         return self.engine.comm
@@ -164,12 +169,12 @@ class MPICommunicator(Communicator):
         function, arguments = native
         shared, watchdog, queue, busy = self._shared, self._watchdog, self._queue, self._busy
         words, slot, high = watchdog.board.words, self._slot, self.number << 32
-        token, result = (call, self, 0), finish()
+        token = (call, self, 0)
 
         def handle() -> Any:
             if queue or shared is None or self._shared is None or not busy.acquire(False):
                 self.submit(call)
-                return result
+                return finish()
             shared.sequence += 1
             words[slot] = high | shared.sequence
             watchdog.current = token
@@ -180,7 +185,7 @@ class MPICommunicator(Communicator):
             finally:
                 watchdog.current = None
                 busy.release()
-            return result
+            return finish()
 
         return handle
 

@@ -84,6 +84,7 @@ class SharedGroup:
     sequence: int = 0
     queue: deque[Any] = field(default_factory=deque)
     peers: list[Any] = field(default_factory=list)
+    users: list[Any] = field(default_factory=list)
     broken: ParallelismError | None = None
 
     @property
@@ -219,8 +220,13 @@ class Groups:
         """
         return {
             f"{purpose}{ranks}": [
-                shared.sequence,
-                bool(shared.queue or shared.peers or shared.broken),
+                shared.sequence + sum(user.flags.sequence for user in shared.users),
+                bool(
+                    shared.queue
+                    or shared.peers
+                    or shared.broken
+                    or any(bool(user.calls) or user.calls.broken for user in shared.users)
+                ),
             ]
             for (ranks, purpose), shared in self.live.items()
         }
@@ -239,6 +245,8 @@ class Groups:
             ranks, purpose = key
             if f"{purpose}{ranks}" in names:
                 shared.broken = RankFailed(reason)
+                for user in shared.users:
+                    user.calls.broken = shared.broken
                 self.given_up.append(self.live.pop(key))
 
     def release(self, shared: SharedGroup) -> None:

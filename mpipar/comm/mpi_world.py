@@ -9,10 +9,14 @@ from collections.abc import Collection
 import numpy as np
 from mpi4py import MPI
 
+from mpipar.comm.base import Communicator
 from mpipar.comm.board import Board
 from mpipar.comm.lifecycle import Job, install
 from mpipar.comm.mpi import MPICommunicator
 from mpipar.comm.mpi_groups import Groups, Settings
+from mpipar.comm.mpi_node import make_host
+from mpipar.comm.node import NodeCommunicator
+from mpipar.comm.paths import Paths
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import check_before_start, check_launch
@@ -54,7 +58,15 @@ class World:
         self.watchdog = Watchdog(self.board, base.rank, self.job.end)
         install(self.job)
         shared = self.groups.adopt(world, tuple(range(base.size)), "world")
-        self.comm = MPICommunicator(shared, self.groups, self.watchdog)
+        self.transport = MPICommunicator(shared, self.groups, self.watchdog)
+        self.host = make_host(node, on_node, self.watchdog)
+        self.comm = self._over_node(self.transport)
+
+    def _over_node(self, transport: MPICommunicator) -> Communicator:
+        """The transport, through node memory where all its ranks share some."""
+        if self.host is None or not set(transport.world_ranks) <= set(self.host.node_ranks):
+            return transport
+        return NodeCommunicator.over(transport, self.host, Paths.from_environment())
 
     def give_up(self, names: Collection[str], reason: str) -> None:
         """Take groups out of use after calls on them were broken off; the world starts anew.
@@ -66,13 +78,15 @@ class World:
         reason : str
             Told by the error of every later call on them.
         """
-        world = self.comm.world_ranks
+        world = self.transport.world_ranks
         self.groups.give_up(names, reason)
         if not any(ranks == world and p.startswith("world") for ranks, p in self.groups.live):
             purpose = f"world {self.groups.n_made}"
-            self.comm.attach(self.groups.adopt(MPI.COMM_WORLD.Dup(), world, purpose))
+            self.transport.attach(self.groups.adopt(MPI.COMM_WORLD.Dup(), world, purpose))
+            if isinstance(self.comm, NodeCommunicator):
+                self.comm.renew()
 
-    def wrap(self, comm: MPI.Intracomm) -> MPICommunicator:
+    def wrap(self, comm: MPI.Intracomm) -> Communicator:
         """A communicator of ours over the ranks of the user's. Collective over it.
 
         Parameters
@@ -82,7 +96,7 @@ class World:
 
         Returns
         -------
-        MPICommunicator
+        Communicator
             Over a duplicate.
 
         Raises
@@ -99,7 +113,7 @@ class World:
         own = comm.Dup()
         number = own.allreduce(self.groups.n_made, MPI.MAX)  # the same on every rank, and new
         shared = self.groups.adopt(own, tuple(ranks), f"wrapped {number}")
-        return MPICommunicator(shared, self.groups, self.watchdog)
+        return self._over_node(MPICommunicator(shared, self.groups, self.watchdog))
 
 
 def _share(node: MPI.Comm, text: str) -> str:

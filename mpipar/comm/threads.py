@@ -16,10 +16,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from mpipar.comm.arena import Memory
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import agree, check_message, complete, split_order
 from mpipar.comm.request import ENDED, Request
+from mpipar.comm.thread_node import over_nodes
 from mpipar.comm.turns import Turns
 from mpipar.errors import CollectiveTimeout, CountOutOfRange, ParallelismError, RankFailed, rebuild
 
@@ -39,6 +41,9 @@ class ThreadWorld:
         Seconds after which a run that computes without calling the communicator is given up.
     synchronous_sends : bool, optional
         A send ends only when its message is taken; by default as ``MPIPAR_SYNC_SENDS=1`` says.
+    node_size : int, optional
+        Ranks that share the memory of a simulated node, through which their calls then go; by
+        default ``MPIPAR_NODE_SIZE``, or none: ranks meet without memory between them.
     on_call : callable, optional
         ``on_call(world rank, call)`` may return ``"drop"`` (the message is lost), ``"crash"`` (the
         rank fails there) or ``"delay"`` (every other rank goes first); None lets the call pass.
@@ -57,6 +62,7 @@ class ThreadWorld:
         deadline_s: float = 120.0,
         synchronous_sends: bool | None = None,
         on_call: Fault | None = None,
+        node_size: int | None = None,
     ) -> None:
         if n_ranks < 1:
             raise CountOutOfRange("number of ranks", "1 or more", n_ranks)
@@ -67,6 +73,9 @@ class ThreadWorld:
         self.synchronous_sends = synchronous_sends
         self.on_call = on_call
         self.seeded = seed is not None
+        if node_size is None:
+            node_size = int(os.environ.get("MPIPAR_NODE_SIZE", "0"))
+        self.node_size = node_size
         self._random = None if seed is None else random.Random(seed)
 
     def run(
@@ -101,7 +110,10 @@ class ThreadWorld:
         def body(rank: int) -> None:
             turn.wait(rank)
             try:
-                comm = ThreadCommunicator(state, tuple(range(self.n_ranks)), rank, "world")
+                everyone = tuple(range(self.n_ranks))
+                comm: Communicator = ThreadCommunicator(state, everyone, rank, "world")
+                if state.memories and isinstance(comm, ThreadCommunicator):
+                    comm = over_nodes(comm, state.memories, self.node_size)
                 results[rank] = function(comm, *arguments)
             except BaseException as error:
                 errors[rank] = error
@@ -144,6 +156,8 @@ class _State:
         self.verdict: ParallelismError | None = None
         self.meetings: dict[tuple[Any, ...], _Meeting] = {}
         self.mail: dict[tuple[Any, ...], _Box] = defaultdict(_Box)
+        size = world.node_size
+        self.memories = [Memory.private(size) for _ in range(0, world.n_ranks, size or 1) if size]
         turns.stuck = self.give_up
 
     def give_up(self) -> None:
@@ -267,6 +281,28 @@ class ThreadCommunicator(Communicator):
             return False
 
         return Request(call, advance, block=lambda: self._wait(call, ready))
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The ranks of the group, as ranks of the world."""
+        return self.ranks
+
+    @property
+    def deadline_s(self) -> float:
+        """Longest wait for a call, in seconds."""
+        return self._state.world.deadline_s
+
+    def wait_until(self, call: Call, ready: Callable[[], bool]) -> None:
+        """Hand on until `ready()`, which has no effects; the world says so if it never comes.
+
+        Parameters
+        ----------
+        call : Call
+            What is waited for.
+        ready : callable
+            Without effects.
+        """
+        self._wait(call, ready)
 
     def _hand_on(self, n_turns: int) -> None:
         """Let others run first."""

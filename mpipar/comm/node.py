@@ -1,0 +1,338 @@
+"""Collectives through the shared memory of a node, behind the same verbs.
+
+A `NodeCommunicator` wraps a transport whose ranks are all on one node. Every collective begins
+with an arrival: each rank publishes what it calls and where its arrays lie, and looks at what its
+peers published. So calls that differ are refused on every rank before a byte is read, always.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpipar.comm.arena import private_empty
+from mpipar.comm.base import Communicator
+from mpipar.comm.call import Array, Call, Op
+from mpipar.comm.flags import LINE_BYTES, Flags
+from mpipar.comm.node_calls import NodeCalls
+from mpipar.comm.node_host import Host, Pending, Queue
+from mpipar.comm.paths import Paths
+from mpipar.comm.request import ENDED, Request
+from mpipar.errors import CountOutOfRange, RankFailed
+
+_PEERS = (Op.SEND, Op.RECV)
+_MAX_RANKS = 128
+_log = logging.getLogger("mpipar")
+
+
+class NodeCommunicator(Communicator):
+    """A group whose ranks share the memory of one node.
+
+    Parameters
+    ----------
+    inner : Communicator
+        The transport: carries messages, groups, and what it does better.
+    host : Host
+        Memory and waiting on this node.
+    offsets : sequence of int
+        Where the lines of the ranks lie.
+    paths : Paths
+        Which algorithm for which call.
+    """
+
+    def __init__(
+        self, inner: Communicator, host: Host, offsets: Sequence[int], paths: Paths
+    ) -> None:
+        super().__init__(inner.info, inner.name, inner.deterministic)
+        self.inner, self.host, self.paths = inner, host, paths
+        self._busy = threading.Lock()
+        self._closed = False
+        self._old_view = -1
+        self.calls = Queue(self, host)
+        self._set_lines(offsets)
+
+    def _set_lines(self, offsets: Sequence[int]) -> None:
+        host = self.host
+        self._line = offsets[self.rank]
+        self.flags = Flags(host.arena.memory, offsets, self.rank, host.fence)
+        self.programs = NodeCalls(
+            self.inner, host, self.flags, self.paths, host.process_ids(self.inner)
+        )
+        host.adopt(self)
+
+    @classmethod
+    def over(cls, inner: Communicator, host: Host, paths: Paths) -> Communicator:
+        """Wrap a transport. Collective over it.
+
+        Parameters
+        ----------
+        inner : Communicator
+            All its ranks are on this node.
+        host : Host
+            Memory and waiting on this node.
+        paths : Paths
+            Which algorithm for which call.
+
+        Returns
+        -------
+        Communicator
+            `inner` itself where a rank has no room for its line.
+        """
+        if not 1 < inner.size <= _MAX_RANKS:
+            return inner
+        offsets = _lines(inner, host)
+        if min(offsets) >= 0:
+            return cls(inner, host, offsets, paths)
+        if offsets[inner.rank] >= 0:
+            host.arena.give(offsets[inner.rank])
+        return inner
+
+    @property
+    def mpi(self) -> Any:
+        """The owned mpi4py communicator, where the transport has one."""
+        return self.inner.mpi  # type: ignore[attr-defined]
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The ranks of the group, as ranks of the world."""
+        return self.inner.world_ranks  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def deadline_s(self) -> float:
+        """Longest wait for a call, in seconds."""
+        return self.inner.deadline_s  # type: ignore[attr-defined,no-any-return]
+
+    # -- the seam ---------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> Request:
+        """Start one call through node memory.
+
+        Parameters
+        ----------
+        call : Call
+            Any call; messages are the transport's.
+
+        Returns
+        -------
+        Request
+            Ended if the call is blocking.
+
+        Raises
+        ------
+        RankFailed
+            If the communicator is closed, or another thread is inside it.
+        """
+        if call.op in _PEERS:
+            return self._message(call)
+        self._enter(call)
+        try:
+            if call.blocking:
+                self.calls.run(call, self.programs.program(call))
+                return ENDED
+            pending = Pending(call, self.programs.program(call))
+            self.calls.add(pending)
+        finally:
+            self._busy.release()
+        block = (lambda: self._end(pending)) if self.host.turns else None
+        return Request(
+            call, lambda: self._advance(pending), self.calls.missing, self.deadline_s, block
+        )
+
+    def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
+        """Make one group per color. Collective over this group.
+
+        Parameters
+        ----------
+        color, key, purpose
+            As in `Communicator.split`.
+
+        Returns
+        -------
+        Communicator or None
+            The group of this rank.
+        """
+        self.calls.drain()
+        group = self.inner.split(color, key, purpose)
+        return None if group is None else NodeCommunicator.over(group, self.host, self.paths)
+
+    def progress(self) -> None:
+        """Move pending calls on without waiting for any of them."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self.calls.advance()
+            finally:
+                self._busy.release()
+        self.inner.progress()
+
+    def close(self) -> None:
+        """Release the group and its shared memory. Collective over it."""
+        if not self._closed:
+            self.calls.drain()
+            self._closed = True
+            self.inner.barrier()  # peers may still look at this rank's line
+            self.programs.close()
+            for offset in (self._line, self._old_view):
+                if offset >= 0:
+                    self.host.arena.give(offset)
+            self.inner.close()
+
+    def renew(self) -> None:
+        """Begin anew after calls were broken off. Collective; the transport must be sound."""
+        self.calls.clear()
+        self._set_lines(_lines(self.inner, self.host))  # the old ones stay: peers may look at them
+
+    # -- node memory ------------------------------------------------------------------------
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+        """An array that the ranks of this node read and write where it lies. Not collective.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of the array.
+        dtype : dtype
+            Element type.
+
+        Returns
+        -------
+        ndarray
+            C-ordered, not initialised, to be given back by `free`. In private memory, with a
+            warning to the logger, where the node has no more to share.
+        """
+        try:
+            return self.host.arena.empty(shape, dtype)
+        except CountOutOfRange as error:
+            _log.warning("rank %d takes private memory instead: %s", self.rank, error)
+            return private_empty(shape, dtype)
+
+    def empty_shared(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+        """One array for all ranks of a node, for results. Collective.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            The same on every rank.
+        dtype : dtype
+            Element type, the same on every rank.
+
+        Returns
+        -------
+        ndarray
+            Read-only; `out` of all_reduce, all_gather and broadcast.
+        """
+        memory, array, place = self.host.arena.memory, None, np.array(-1, np.int64)
+        if self.rank == 0:
+            array = self.empty(shape, dtype)
+            place[...] = memory.locate(array)
+        offset = int(self.broadcast(place))
+        if offset < 0:
+            return super().empty_shared(shape, dtype)
+        like = np.broadcast_to(np.empty((), dtype), shape)
+        return self._read_only(memory.view(offset, like.size, like.dtype).reshape(like.shape))
+
+    def free(self, array: Array) -> None:
+        """Give memory of `empty` back, or of `empty_shared`, which is collective.
+
+        Parameters
+        ----------
+        array : ndarray
+            Not to be used any more; private arrays are left to Python.
+        """
+        offset = self.host.arena.memory.locate(array)
+        if self._results.pop(id(array), None) is not None:
+            self.barrier()  # peers may still read it
+            if self.rank != 0:
+                return
+        if offset >= 0:
+            self.host.arena.give(offset)
+
+    def views(self, x: Array) -> list[Array]:
+        """The arrays of all ranks, read where they lie. Collective; moves no bytes.
+
+        Parameters
+        ----------
+        x : ndarray
+            Same shape and dtype on every rank; copied once if it is not in node memory.
+
+        Returns
+        -------
+        list of ndarray
+            Read-only, in rank order. The arrays stay their owners': read them before the next
+            collective call on this group, after which they may change.
+        """
+        arena, block, call = self.host.arena, -1, self._views_call(x)
+        source = call.input
+        if source is not None and arena.memory.locate(source) < 0 and source.size:
+            try:
+                block = arena.take(source.nbytes)
+                copy = arena.memory.view(block, source.size, source.dtype)
+                copy[...] = source
+                call = call._replace(input=copy)
+            except CountOutOfRange as error:
+                _log.warning("rank %d: views are copies: %s", self.rank, error)
+        found: list[list[Array] | None] = []
+        self._enter(call)
+        try:
+            self.calls.run(call, self.programs.collected(call, found))
+        finally:
+            self._busy.release()
+            if self._old_view >= 0:
+                arena.give(self._old_view)
+            self._old_view = block
+        if found[0] is None:
+            return super().views(x)
+        shown = [view.reshape(call.shape or ()) for view in found[0]]
+        for view in shown:
+            view.flags.writeable = False
+        return shown
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _enter(self, call: Call) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RankFailed(
+                f"two threads call {self.name} at the same time; give each thread its own group: "
+                "comm.split(0, purpose='thread name')"
+            )
+        if self._closed or self.calls.broken is not None:
+            self._busy.release()
+            if self._closed:
+                raise RankFailed(f"{self.name} is closed; {call} came after close()")
+            raise RankFailed(f"{self.name} is unusable since: {self.calls.broken}")
+
+    def _message(self, call: Call) -> Request:
+        """A message of the transport; collectives under way go on while it waits."""
+        if not call.blocking or not self.host.pending:
+            return self.inner.submit(call)
+        self.host.finish(self, self.inner.submit(call._replace(blocking=False)))
+        return ENDED
+
+    def _advance(self, pending: Pending) -> bool:
+        if not pending.done and self._busy.acquire(blocking=False):
+            try:
+                self.calls.advance()
+            finally:
+                self._busy.release()
+        if pending.error is not None:
+            raise pending.error
+        return pending.done
+
+    def _end(self, pending: Pending) -> None:
+        with self._busy:
+            self.calls.drain(pending)
+
+
+def _lines(inner: Communicator, host: Host) -> list[int]:
+    """Where the fresh lines of all ranks lie; -1 for a rank without room."""
+    try:
+        line = host.arena.take(LINE_BYTES)
+        host.arena.memory.bytes[line : line + LINE_BYTES] = 0
+    except CountOutOfRange:
+        line = -1
+    offsets: list[int] = inner.all_gather(np.array([line], np.int64)).tolist()
+    return offsets

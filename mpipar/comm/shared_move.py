@@ -1,0 +1,210 @@
+"""Moves between the ranks of a node: gathers, scatters, broadcasts and all-to-all as blocks.
+
+Every operation is a table of blocks, one for each pair of ranks. A block is copied once: by its
+receiver where the source can be reached, by its sender where only the target can, by both a part
+each where the operation would leave ranks idle; else it passes through the sender's stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from mpipar.comm.call import Array, Call, Op
+from mpipar.comm.meeting import Meeting, Waits, store
+
+_ONE_SIDED = (Op.BROADCAST, Op.SCATTER, Op.GATHER)
+_SAME_FOR_ALL = (Op.BROADCAST, Op.ALL_GATHER, Op.GATHER)
+
+
+class Block(NamedTuple):
+    """What one rank gives another: elements of the flat input and output."""
+
+    start: int
+    target: int
+    n: int
+
+
+class Blocks:
+    """The table of blocks of a call.
+
+    Parameters
+    ----------
+    call : Call
+        Of any rank.
+    n : int
+        Number of ranks.
+    sends : sequence of sequence of int, optional
+        For an uneven all_to_all.
+    """
+
+    def __init__(self, call: Call, n: int, sends: Sequence[Sequence[int]] | None = None) -> None:
+        self.op, self.root = call.op, call.root
+        self.counts = call.counts or ()
+        self.offsets = list(accumulate(self.counts, initial=0))
+        whole = call.output if call.output is not None else call.input
+        self.size = 0 if whole is None else whole.size
+        if call.op is Op.ALL_TO_ALL:
+            self.sends = [self.counts] * n if sends is None else sends
+            self.starts = [list(accumulate(row, initial=0)) for row in self.sends]
+            columns = list(zip(*self.sends, strict=True))
+            self.targets = [list(accumulate(column, initial=0)) for column in columns]
+
+    def between(self, source: int, dest: int) -> Block:
+        """What `source` gives `dest`."""
+        if self.op is Op.ALL_TO_ALL:
+            starts, targets = self.starts[source], self.targets[dest]
+            return Block(starts[dest], targets[source], self.sends[source][dest])
+        if self.op is Op.BROADCAST:
+            return Block(0, 0, self.size if source == self.root else 0)
+        if self.op is Op.SCATTER:
+            count = self.counts[dest] if source == self.root else 0
+            return Block(self.offsets[dest], 0, count)
+        count = self.counts[source] if self.root in (None, dest) else 0
+        return Block(0, self.offsets[source], count)
+
+
+def copy_block(block: Block, source: Array | None, target: Array | None) -> None:
+    """Copy a block between two arrays of this process; in place is no copy.
+
+    Parameters
+    ----------
+    block : Block
+        Which elements.
+    source, target : ndarray or None
+        None holds nothing.
+    """
+    if source is not None and target is not None and source is not target and block.n:
+        start, place, count = block
+        target[place : place + count] = source[start : start + count]
+
+
+def move_small(meeting: Meeting, rows: Sequence[Array]) -> None:
+    """All blocks for this rank out of the slots of its peers.
+
+    Parameters
+    ----------
+    meeting : Meeting
+        The call.
+    rows : sequence of ndarray
+        Inputs of all ranks; only what a rank has is looked at.
+    """
+    call, me = meeting.call, meeting.rank
+    table = Blocks(call, meeting.n, meeting.sends)
+    for source in range(meeting.n):
+        row = call.input if source == me else rows[source]
+        copy_block(table.between(source, me), row, call.output)
+
+
+def move(meeting: Meeting) -> Waits:
+    """Moves of any size.
+
+    Parameters
+    ----------
+    meeting : Meeting
+        The call, with what each rank said about its arrays.
+
+    Yields
+    ------
+    tuple of int
+        Flag word and value to wait for.
+    """
+    me, n, call = meeting.rank, meeting.n, meeting.call
+    work = _Moves(meeting)
+    copy_block(work.table.between(me, me), call.input, call.output)
+    for step in range(1, n):
+        work.pull((me - step) % n)
+        work.push((me + step) % n)
+    for turn in range(work.n_rounds):
+        work.offer(turn)
+        yield meeting.step()
+        work.collect(turn)
+    if work.touches_peers:
+        yield meeting.step()
+
+
+class _Moves:
+    """One call's blocks: which way each of them goes."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        call, n = meeting.call, meeting.n
+        self.meeting, self.call, self.me, self.n = meeting, call, meeting.rank, n
+        self.table = Blocks(call, n, meeting.sends)
+        self.shared = meeting.is_shared_result
+        whole = call.output if call.output is not None else call.input
+        self.dtype = np.dtype(np.uint8) if whole is None else whole.dtype
+        self.chunk = max(1, meeting.chunk_bytes // self.dtype.itemsize)
+        pairs = [(s, d) for s in range(n) for d in range(n) if s != d]
+        counts = [(self.table.between(s, d).n, self.cut(s, d)) for s, d in pairs]
+        staged = max((count for count, cut in counts if cut is None), default=0)
+        self.n_rounds = -(-staged // self.chunk)
+        self.touches_peers = any(count and cut is not None for count, cut in counts)
+
+    def cut(self, source: int, dest: int) -> int | None:
+        """How many elements of a block its sender writes; the receiver reads the rest."""
+        count = self.table.between(source, dest).n
+        reads, writes = self.meeting.inputs[source], self.meeting.outputs[dest]
+        if self.shared:  # each rank's own block is everyone's
+            return count
+        if reads is None and writes is None:
+            return None
+        if reads is not None and writes is not None and self.table.op in _ONE_SIDED:
+            return count // self.n
+        return 0 if reads is not None else count
+
+    def pull(self, source: int) -> None:
+        """Read what is this rank's to read of a peer's block."""
+        block, cut = self.table.between(source, self.me), self.cut(source, self.me)
+        there, target = self.meeting.inputs[source], self.call.output
+        if cut is None or there is None or target is None or block.n <= cut:
+            return
+        out = target[block.target + cut : block.target + block.n]
+        part = slice(block.start + cut, block.start + block.n)
+        if isinstance(there, np.ndarray):
+            out[...] = there[part]
+        else:
+            there.read(part, out)
+
+    def push(self, dest: int) -> None:
+        """Write what is this rank's to write of a block for a peer."""
+        block, cut = self.table.between(self.me, dest), self.cut(self.me, dest)
+        there, source = self.meeting.outputs[dest], self.call.input
+        if not cut or there is None or source is None or self.shared:
+            return
+        part = slice(block.target, block.target + cut)
+        store(there, part, source[block.start : block.start + cut])
+
+    def offer(self, turn: int) -> None:
+        """Put a chunk of each staged block into the stage, once where it is the same for all."""
+        if self.call.input is None:
+            return
+        for dest in range(self.n):
+            if dest == self.me or self.cut(self.me, dest) is not None:
+                continue
+            piece = self.call.input[self._part(self.table.between(self.me, dest), turn, 0)]
+            which = self._slot(dest)
+            self.meeting.slot(self.me, turn, which, piece.size, self.dtype)[...] = piece
+            if which == self.n and piece.size:
+                return
+
+    def collect(self, turn: int) -> None:
+        """Take a chunk of each staged block out of its sender's stage."""
+        if self.call.output is None:
+            return
+        for source in range(self.n):
+            if source == self.me or self.cut(source, self.me) is not None:
+                continue
+            out = self.call.output[self._part(self.table.between(source, self.me), turn, 1)]
+            slot = self.meeting.slot(source, turn, self._slot(self.me), out.size, self.dtype)
+            out[...] = slot
+
+    def _slot(self, dest: int) -> int:
+        return self.n if self.table.op in _SAME_FOR_ALL else dest
+
+    def _part(self, block: Block, turn: int, side: int) -> slice:
+        low = min(turn * self.chunk, block.n)
+        high = min(low + self.chunk, block.n)
+        return slice(block[side] + low, block[side] + high)

@@ -1,0 +1,211 @@
+"""Reductions between the ranks of a node: every rank reduces one slice of the array, for all.
+
+A chunk of a slice is read from every rank, reduced in rank order while it is in the cache, and
+written at once to everyone who needs it. Arrays in node-shared memory are read and written where
+they lie; others pass through stages, two chunks deep, or through the kernel (`process_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpipar.comm.arrays import accumulation_dtype, reduce_rows
+from mpipar.comm.call import Array, Call, Op, ReduceOp
+from mpipar.comm.meeting import Meeting, Waits, fetch, store
+from mpipar.units.remainder import spread_sizes
+
+_UFUNCS = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+
+
+def reduce_into(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -> None:
+    """Reduce equal flat arrays in rank order; like `reduce_rows`, without temporaries.
+
+    Parameters
+    ----------
+    rows : sequence of ndarray
+        One a rank.
+    op : ReduceOp
+        The reduction.
+    out : ndarray
+        May be one of `rows`.
+    scratch : ndarray
+        Like a row; for partial results, since `out` is written only when the last row is read.
+    """
+    dtype = rows[0].dtype
+    ufunc = _UFUNCS.get(op)
+    wide = accumulation_dtype(dtype, op)
+    if ufunc is None or len(rows) < 2 or wide != out.dtype or dtype != wide:
+        reduce_rows(rows, op, out)
+        return
+    total = rows[0]
+    if len(rows) > 2:
+        for row in rows[1:-1]:
+            total = ufunc(total, row, out=scratch)
+    ufunc(total, rows[-1], out=out)
+
+
+def slices(call: Call, n: int) -> list[tuple[int, int]]:
+    """Which elements each rank reduces.
+
+    Parameters
+    ----------
+    call : Call
+        A reduction.
+    n : int
+        Number of ranks.
+
+    Returns
+    -------
+    list of (int, int)
+        First and last (excluded) element of each rank.
+    """
+    counts = call.counts
+    if counts is None:
+        counts = spread_sizes(0 if call.input is None else call.input.size, n)
+    stops = np.cumsum(counts).tolist()
+    return [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+
+
+def reduce_small(meeting: Meeting, rows: Sequence[Array]) -> None:
+    """A whole reduction out of the slots of all ranks, on every rank that wants it.
+
+    Parameters
+    ----------
+    meeting : Meeting
+        The call.
+    rows : sequence of ndarray
+        Inputs of all ranks.
+    """
+    call, op = meeting.call, meeting.call.reduce_op or ReduceOp.SUM
+    target = call.output
+    if target is None or call.root not in (None, meeting.rank):
+        return
+    if call.op is Op.REDUCE_SCATTER:
+        low, high = slices(call, meeting.n)[meeting.rank]
+        rows = [row[low:high] for row in rows]
+    if meeting.is_shared_result:  # peers may read it already: write final values only
+        private = np.empty_like(target)
+        reduce_into(rows, op, private, np.empty_like(rows[0]))
+        target[...] = private
+    else:
+        reduce_into(rows, op, target, np.empty_like(rows[0]))
+
+
+def reduce_slices(meeting: Meeting) -> Waits:
+    """A reduction of any size.
+
+    Parameters
+    ----------
+    meeting : Meeting
+        The call, with what each rank said about its arrays.
+
+    Yields
+    ------
+    tuple of int
+        Flag word and value to wait for.
+    """
+    source, target = meeting.call.input, meeting.call.output
+    if source is None or target is None:
+        return
+    work = _Slices(meeting, source, target)
+    n_rounds = work.n_rounds + work.stages_results
+    for turn in range(n_rounds):
+        if turn < work.n_rounds:
+            work.offer(turn)
+        if work.stages_inputs or (work.stages_results and turn):
+            yield meeting.step()
+        if turn < work.n_rounds:
+            with np.errstate(all="ignore"):
+                work.reduce(turn)
+        if work.stages_results and turn:
+            work.collect(turn - 1)
+    if work.touches_peers:
+        yield meeting.step()
+
+
+class _Slices:
+    """One reduction by slices: who reads and writes what, chunk by chunk."""
+
+    def __init__(self, meeting: Meeting, source: Array, target: Array) -> None:
+        call = meeting.call
+        self.meeting, self.source, self.target = meeting, source, target
+        self.me, self.n = meeting.rank, meeting.n
+        self.op = call.reduce_op or ReduceOp.SUM
+        self.bounds = slices(call, self.n)
+        self.scatters = call.op is Op.REDUCE_SCATTER
+        takers = range(self.n) if call.root is None else [call.root]
+        takers = [] if self.scatters else list(takers)
+        self.takes = self.me in takers
+        outputs = meeting.outputs
+        self.stages_inputs = any(x is None for x in meeting.inputs)
+        self.stages_results = any(outputs[d] is None for d in takers)
+        places = {meeting.places[d]: there for d in takers if (there := outputs[d]) is not None}
+        places.pop(meeting.places[self.me], None)
+        self.pushes = list(places.values())
+        reads = any(x is not None for x in meeting.inputs)
+        self.touches_peers = reads or any(outputs[d] is not None for d in takers)
+        self.chunk = max(1, meeting.chunk_bytes // max(source.itemsize, target.itemsize))
+        self.n_rounds = -(-max(high - low for low, high in self.bounds) // self.chunk)
+
+    def part(self, owner: int, turn: int) -> slice:
+        """The elements of one chunk of a rank's slice."""
+        low, high = self.bounds[owner]
+        start = min(low + turn * self.chunk, high)
+        return slice(start, min(start + self.chunk, high))
+
+    def others(self) -> Iterator[int]:
+        """The other ranks, each rank beginning with its neighbour."""
+        return ((self.me + i) % self.n for i in range(1, self.n))
+
+    def offer(self, turn: int) -> None:
+        """Put into the stage what the owners of the other slices need of this rank."""
+        if self.meeting.inputs[self.me] is None:
+            for owner in self.others():
+                piece = self.source[self.part(owner, turn)]
+                self.meeting.slot(self.me, turn, owner, piece.size, piece.dtype)[...] = piece
+
+    def reduce(self, turn: int) -> None:
+        """Reduce one chunk of the own slice and hand it out."""
+        meeting, part = self.meeting, self.part(self.me, turn)
+        n = part.stop - part.start
+        if n == 0:
+            return
+        rows = [self._row(rank, part, turn) for rank in range(self.n)]
+        slot = meeting.slot(self.me, turn, self.n, n, self.target.dtype)
+        if self.scatters:
+            low = self.bounds[self.me][0]
+            out = self.target[part.start - low : part.stop - low]
+        elif self.takes:
+            out = self.target[part]
+        else:
+            out = slot if self.stages_results else meeting.scratch(n, self.target.dtype, -1)
+        reduce_into(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
+        for there in self.pushes:
+            store(there, part, out)
+        if self.stages_results and out is not slot:
+            slot[...] = out
+
+    def _row(self, rank: int, part: slice, turn: int) -> Array:
+        """One chunk of one rank's input."""
+        if rank == self.me:
+            return self.source[part]
+        there, dtype = self.meeting.inputs[rank], self.source.dtype
+        n = part.stop - part.start
+        if there is None:
+            return self.meeting.slot(rank, turn, self.me, n, dtype)
+        return fetch(there, part, self.meeting.scratch(n, dtype, rank))
+
+    def collect(self, turn: int) -> None:
+        """Take the reduced chunks of the other slices out of their owners' stages."""
+        if not self.takes or self.meeting.outputs[self.me] is not None:
+            return
+        for owner in self.others():
+            out = self.target[self.part(owner, turn)]
+            out[...] = self.meeting.slot(owner, turn, self.n, out.size, out.dtype)
