@@ -33,7 +33,10 @@ class Engine(Protocol):
     """What the trainer asks for; every method is collective over the mesh."""
 
     dp: DataParallel
-    communication_s: float
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds spent in communication so far."""
 
     def run(self, rows: Sequence[Rows], noise: Noise, scale: float) -> float:
         """Forward and backward of this rank's microbatches; sums gradients; this rank's loss."""
@@ -63,8 +66,9 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
         Parameters drawn from the seed, equal for every mesh.
     """
     model = GPT(recipe.model)
-    kind = PipelineEngine if mesh.degree("pp") > 1 else ReplicaEngine
-    return kind(mesh, model, recipe, dtype)
+    if mesh.degree("pp") > 1:
+        return PipelineEngine(mesh, model, recipe, dtype)
+    return ReplicaEngine(mesh, model, recipe, dtype)
 
 
 class _Base:
