@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from mpipar.cli.main import exit_code
 from mpipar.comm import Communicator, init
 from mpipar.errors import ParallelismError
-from mpipar.train.recipe import Recipe, load_recipe
+from mpipar.train.recipe import Recipe, load_recipe, merge_recipe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,16 +55,19 @@ def main(arguments: argparse.Namespace) -> int:
     int
         Exit code 0.
     """
-    from mpipar.train.run_folder import choose_folder, plot_loss
+    from mpipar.train.run_folder import RECIPE, choose_folder, plot_loss
     from mpipar.train.trainer import Trainer
 
     comm = init()
     say = print if comm.rank == 0 and not arguments.quiet else _silent
-    wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, None)))
-    folder = choose_folder(comm, wanted["run"]["folder"], arguments.resume)
-    source = str(folder / "recipe.toml") if arguments.resume else arguments.recipe
-    recipe = _recipe(arguments, source)
-    trainer = Trainer(comm, recipe, folder)
+    with told_once(comm):
+        source = arguments.recipe
+        wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
+        folder = choose_folder(comm, wanted["run"]["folder"], arguments.resume)
+        if arguments.resume:
+            source = folder / RECIPE
+            wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
+        trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
     say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
     say(f"text: {trainer.corpus.train.size / 1e6:.2f} MB to train on, "
         f"{trainer.corpus.held_out.size / 1e6:.2f} MB held out, bigram conditional entropy "
@@ -79,6 +85,23 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _silent(_: str) -> None:
     return None
+
+
+@contextlib.contextmanager
+def told_once(comm: Communicator) -> Iterator[None]:
+    """Let rank 0 alone tell errors of a part in which all ranks raise the same ones.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    """
+    try:
+        yield
+    except ParallelismError as error:
+        if comm.rank == 0:
+            raise
+        raise SystemExit(exit_code(error)) from None
 
 
 def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
@@ -105,24 +128,20 @@ def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
     return comm.broadcast_json(value)
 
 
-def _recipe(arguments: argparse.Namespace, source: str | None) -> Recipe:
-    recipe = load_recipe(source or arguments.recipe, arguments.settings)
-    changes: dict[str, dict[str, Any]] = {}
+def _recipe(arguments: argparse.Namespace, source: str | Path | None) -> Recipe:
+    """Defaults < recipe < ``--set`` < the other options."""
+    degrees = arguments.mesh.split(",") if arguments.mesh else []
+    settings = [*arguments.settings, *(f"mesh.{degree.strip()}" for degree in degrees)]
+    changes: dict[str, dict[str, Any]] = {"data": {}, "train": {}, "run": {}}
     if arguments.data is not None:
         changes["data"] = {"path": arguments.data, "digest": ""}
     if arguments.steps is not None:
-        changes["train"] = {"steps": arguments.steps}
-    if arguments.mesh is not None:
-        degrees = [f"mesh.{part.strip()}" for part in arguments.mesh.split(",")]
-        recipe = load_recipe(source or arguments.recipe, [*arguments.settings, *degrees])
+        changes["train"]["steps"] = arguments.steps
     if arguments.schedule is not None:
-        changes.setdefault("train", {})["schedule"] = arguments.schedule
+        changes["train"]["schedule"] = arguments.schedule
     if arguments.run is not None:
-        changes["run"] = {"folder": arguments.run}
-    for section, values in changes.items():
-        part = dataclasses.replace(getattr(recipe, section), **values)
-        recipe = dataclasses.replace(recipe, **{section: part})
-    return recipe
+        changes["run"]["folder"] = arguments.run
+    return merge_recipe(load_recipe(source, settings), changes)
 
 
 def table(figures: dict[str, Any], folder: Any) -> str:

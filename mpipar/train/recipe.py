@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -12,8 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpipar.errors import ParallelismError, RecipeError
+from mpipar.errors import CountOutOfRange, OutOfRange, ParallelismError, RecipeError
 from mpipar.models.config import GPTConfig
+
+
+def _at_least(recipe: Any, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(recipe, name)
+        if not least <= value < math.inf:
+            kind = CountOutOfRange if isinstance(value, int) else OutOfRange
+            raise kind(name, f"{least} or more", value)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,11 @@ class DataRecipe:
     path: str = ""
     digest: str = ""
     held_out: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse a share that leaves nothing."""
+        if not 0 < self.held_out < 1:
+            raise OutOfRange("held_out", "above 0 and below 1", self.held_out)
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,15 @@ class TrainRecipe:
     dtype: str = "float32"
     deterministic: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse numbers with which no run can end well."""
+        _at_least(self, 1, "steps", "batch", "microbatches")
+        _at_least(self, 0, "learning_rate", "final_learning_rate", "warmup_steps", "weight_decay")
+        _at_least(self, 0, "eps", "clip_norm", "seed")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OutOfRange(name, "[0, 1)", getattr(self, name))
+
 
 @dataclass(frozen=True)
 class MeshRecipe:
@@ -114,7 +137,7 @@ class RunRecipe:
     held_out_sequences : int
         Sequences of one evaluation.
     keep : int
-        How many checkpoints stay.
+        How many checkpoints stay; 0 for all.
     """
 
     folder: str = ""
@@ -123,6 +146,11 @@ class RunRecipe:
     checkpoint_every: int = 200
     held_out_sequences: int = 512
     keep: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        _at_least(self, 0, "log_every", "evaluate_every", "checkpoint_every", "keep")
+        _at_least(self, 1, "held_out_sequences")
 
 
 @dataclass(frozen=True)
@@ -175,13 +203,13 @@ def load_recipe(path: str | Path | None = None, settings: Iterable[str] = ()) ->
             raise RecipeError(f"recipe {path} cannot be read: {error.strerror}") from None
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"recipe {path} is no TOML: {error}") from None
-    recipe = _merge(Recipe(), values)
+    recipe = merge_recipe(Recipe(), values)
     for setting in settings:
         key, equals, text = setting.partition("=")
         section, dot, name = key.strip().partition(".")
         if not equals or not dot:
             raise RecipeError(f"--set {setting!r} must read section.key=value, e.g. train.steps=10")
-        recipe = _merge(recipe, {section: {name: _value(text.strip())}})
+        recipe = merge_recipe(recipe, {section: {name: _value(text.strip())}})
     return recipe
 
 
@@ -192,7 +220,26 @@ def _value(text: str) -> Any:
         return text
 
 
-def _merge(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+def merge_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Change some keys of a recipe.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Stays as it is.
+    values : mapping of str to mapping
+        Keys and values by section.
+
+    Returns
+    -------
+    Recipe
+        Checked.
+
+    Raises
+    ------
+    RecipeError
+        As in `load_recipe`.
+    """
     sections = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
     for name, table in values.items():
         if name not in sections:
@@ -254,5 +301,5 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     return repr(value)

@@ -94,7 +94,8 @@ class Metrics:
         self._file = folder / METRICS if is_writer else None
         if self._file is not None and self._file.exists():
             kept = [r for r in read_metrics(folder) if r["step"] <= from_step]
-            self._file.write_text("".join(json.dumps(r) + "\n" for r in kept))
+            text = "".join(json.dumps(r) + "\n" for r in kept)
+            self._file.write_text(text, encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
@@ -105,7 +106,7 @@ class Metrics:
             JSON values, with ``step``.
         """
         if self._file is not None:
-            with self._file.open("a") as file:
+            with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(record)) + "\n")
 
 
@@ -123,7 +124,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         In the order of writing.
     """
     records = []
-    for line in (folder / METRICS).read_text().splitlines():
+    for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:

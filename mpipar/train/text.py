@@ -16,6 +16,7 @@ from mpipar.errors import EmptyInput, ParallelismError, RecipeError, UnevenSplit
 
 Bytes = NDArray[np.uint8]
 _BLOCK = 1 << 14
+_CHUNK = 1 << 18
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idle_test"}
 
 
@@ -33,7 +34,7 @@ def standard_library() -> list[Path]:
 
 
 def read_text(path: str) -> Bytes:
-    """All bytes of a file, of all files of a folder (sorted), or of the standard library.
+    """All bytes of a file, of a folder's files (sorted, none hidden), or the standard library.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def read_text(path: str) -> Bytes:
     if not path:
         files = standard_library()
     elif place.is_dir():
-        files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
+        files = sorted(p for p in place.rglob("*") if p.is_file() and not _is_hidden(p, place))
     elif place.is_file():
         files = [place]
     else:
@@ -68,6 +69,10 @@ def read_text(path: str) -> Bytes:
     if not data:
         raise EmptyInput("read_text", f"no bytes in {path or 'the standard library'!r}")
     return np.frombuffer(data, np.uint8)
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def share_text(comm: Communicator, path: str) -> Bytes:
@@ -115,8 +120,11 @@ def bigram_entropy(text: Bytes) -> float:
     """
     if text.size < 2:
         raise EmptyInput("bigram_entropy", f"{text.size} bytes have no bigram")
-    pairs = text[:-1].astype(np.int64) * 256 + text[1:]
-    counts = np.bincount(pairs, minlength=65536).reshape(256, 256).astype(np.float64)
+    flat = np.zeros(65536, np.int64)
+    for start in range(0, text.size - 1, _CHUNK):
+        part = text[start : start + _CHUNK + 1].astype(np.int64)
+        flat += np.bincount(part[:-1] * 256 + part[1:], minlength=65536)
+    counts = flat.reshape(256, 256)
     first = counts.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.where(counts > 0, np.log(counts / first), 0.0)
@@ -158,8 +166,6 @@ class Corpus:
         Corpus
             Every k-th block held out; a short text is cut once, near its end.
         """
-        if not 0 < held_out < 1:
-            raise RecipeError(f"data.held_out={held_out} must lie between 0 and 1; 0.05 would do")
         digest = hashlib.blake2b(text.tobytes(), digest_size=16).hexdigest()
         every = max(2, round(1 / held_out))
         n_blocks = -(-text.size // _BLOCK)
@@ -215,11 +221,9 @@ class Sampler:
             Shape (stop - start, sequence + 1): a row without its last is tokens, without its
             first is targets.
         """
-        picked = [self._row(position) for position in range(start, stop)]
-        n = self._sequence
-        rows = np.empty((len(picked), n + 1), np.int64)
-        for i, row in enumerate(picked):
-            rows[i] = self._text[row * n : row * n + n + 1]
+        picked = np.array([self._row(position) for position in range(start, stop)], np.int64)
+        places = picked[:, None] * self._sequence + np.arange(self._sequence + 1)
+        rows: NDArray[np.int64] = self._text[places].astype(np.int64)
         return rows
 
     def _row(self, position: int) -> int:

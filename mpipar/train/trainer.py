@@ -62,7 +62,8 @@ class Trainer:
         self.comm = comm
         self.mesh = _mesh(comm, recipe)
         self.folder = folder
-        text = share_text(comm, recipe.data.path)
+        path = str(Path(recipe.data.path).absolute()) if recipe.data.path else ""
+        text = share_text(comm, path)
         self.corpus = Corpus.cut(text, recipe.data.held_out)
         if recipe.data.digest not in ("", self.corpus.digest):
             raise RecipeError(
@@ -72,8 +73,10 @@ class Trainer:
             )
         self.recipe = dataclasses.replace(
             recipe,
-            data=dataclasses.replace(recipe.data, digest=self.corpus.digest),
-            run=dataclasses.replace(recipe.run, folder=str(folder or "")),
+            data=dataclasses.replace(recipe.data, path=path, digest=self.corpus.digest),
+            run=dataclasses.replace(
+                recipe.run, folder=""
+            ),  # it stands there; a repeat gets its own
         )
         train = recipe.train
         dp = self.mesh.degree("dp")
@@ -84,6 +87,7 @@ class Trainer:
                 f"sequences of a rank (train.batch={train.batch} over dp={dp})"
             )
         self.sampler = Sampler(self.corpus.train, recipe.model.sequence, train.seed)
+        self.held_out = Sampler(self.corpus.held_out, recipe.model.sequence, 0)
         self.engine = build_engine(self.mesh, recipe, _dtype(train.dtype))
         self.dp = self.engine.dp
         shapes = GPT(recipe.model).shapes().values()
@@ -119,7 +123,7 @@ class Trainer:
         return StepResult(self.step, loss, norm, rate)
 
     def _noise(self, row: int) -> np.random.Generator | None:
-        """Random stream of dropout, fixed by the place in the data, not by rank or microbatch."""
+        """Random stream of dropout, fixed by the first row of a microbatch."""
         if not self.recipe.model.dropout:
             return None
         return np.random.Generator(np.random.Philox([self.recipe.train.seed, row]))
@@ -139,12 +143,11 @@ class Trainer:
             In nats per byte, equal on every rank.
         """
         n = self.recipe.model.sequence
-        sampler = Sampler(self.corpus.held_out, n, 0)
-        n_rows = min(self.recipe.run.held_out_sequences, sampler.n_rows)
+        n_rows = min(self.recipe.run.held_out_sequences, self.held_out.n_rows)
         low, high = spread_range(n_rows, self.mesh.degree("dp"), self.mesh.coordinate["dp"])
         total = 0.0
         for start in range(low, high, 8):
-            rows = sampler.rows(start, min(start + 8, high))
+            rows = self.held_out.rows(start, min(start + 8, high))
             total += self.engine.evaluate(rows)
         return self._sum(total) / (n_rows * n)
 
@@ -169,7 +172,7 @@ class Trainer:
         if self.folder is not None:
             metrics = Metrics(self.folder, self.comm.rank == 0, self.step)
             if self.comm.rank == 0:
-                (self.folder / RECIPE).write_text(dump_recipe(recipe))
+                (self.folder / RECIPE).write_text(dump_recipe(recipe), encoding="utf-8")
         clock = Clock(self)
         result: StepResult | None = None
         held: dict[str, float] = {}
@@ -225,9 +228,12 @@ class Trainer:
         targets = {**self.dp.parameters, **self.optimizer.state()}
         arrays, state = checkpoint.load(place, targets)
         for name, target in targets.items():
-            if arrays[name].shape != target.shape:
-                found = arrays[name].shape
-                raise CheckpointError(f"{place}: {name} is {found}, the model needs {target.shape}")
+            found = arrays[name]
+            if (found.shape, found.dtype) != (target.shape, target.dtype):
+                raise CheckpointError(
+                    f"{place}: {name} is {found.dtype} of shape {found.shape}, the model needs "
+                    f"{target.dtype} of shape {target.shape}"
+                )
             target[...] = arrays[name]
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
             raise CheckpointError(
