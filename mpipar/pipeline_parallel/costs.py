@@ -64,6 +64,9 @@ class Costs:
             given = getattr(self, field)
             if given is None:
                 continue
+            if isinstance(given, Sequence | np.ndarray):
+                given = tuple(given.tolist() if isinstance(given, np.ndarray) else given)
+                object.__setattr__(self, field, given)
             values = given if isinstance(given, Sequence) else (given,)
             for value in values:
                 if not math.isfinite(value):

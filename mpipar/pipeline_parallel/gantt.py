@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,17 +74,20 @@ def draw_gantt(timeline: Timeline, axes: Axes, *, title: str | None = None) -> N
     _legend(timeline, axes)
 
 
-def save_gantt(timeline: Timeline, path: str | Path, *, title: str | None = None) -> None:
-    """Save a timeline as a picture; needs the `plot` extra.
+def save_gantt(timelines: Timeline | Sequence[Timeline], path: str | Path) -> None:
+    """Save timelines as a picture, one above the other on one time axis; needs the `plot` extra.
 
     Parameters
     ----------
-    timeline : Timeline
-        Simulated or measured.
+    timelines : Timeline or sequence of Timeline
+        Such as a prediction and a measurement.
     path : str or Path
         The ending chooses the form: png, svg, pdf.
-    title : str, optional
-        As in `draw_gantt`.
+
+    Raises
+    ------
+    ScheduleError
+        Without matplotlib, or if there is too much to draw.
     """
     try:
         from matplotlib.figure import Figure
@@ -91,10 +95,14 @@ def save_gantt(timeline: Timeline, path: str | Path, *, title: str | None = None
         raise ScheduleError(
             "a picture needs matplotlib: python -m pip install 'mpipar[plot]'"
         ) from None
-    figure = Figure(
-        figsize=(_inches(timeline), 1.3 + 0.42 * timeline.schedule.n_ranks), layout="constrained"
-    )
-    draw_gantt(timeline, figure.add_subplot(), title=title)
+    panels = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    heights = [1.3 + 0.42 * timeline.schedule.n_ranks for timeline in panels]
+    width = max(_inches(timeline) for timeline in panels)
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
+    for timeline, axes in zip(panels, grid[:, 0], strict=True):
+        draw_gantt(timeline, axes)
+        axes.set_xlim(0, max(float(panel.makespan) for panel in panels))
     figure.savefig(path, dpi=150)
 
 

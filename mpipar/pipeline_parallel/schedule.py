@@ -121,7 +121,7 @@ class Schedule:
         if first.size:
             second = np.minimum(first + 1, len(self) - 1)
             backward = np.isin(self.kind[second], (Kind.I, Kind.B)) & ~self.overlapped[second]
-            whole = self.rank_of_action(first) == self.rank_of_action(first + 1)
+            whole = (first + 1 < len(self)) & (self.rank[first] == self.rank[second])
             if not ((self.kind[first] == Kind.F) & backward & whole).all():
                 raise ScheduleError("an overlapped pair is a forward, then a backward")
 
@@ -187,28 +187,14 @@ class Schedule:
 
     @property
     def is_lowered(self) -> bool:
-        """True with sends and receives in it (or where a single rank needs none)."""
-        return bool((self.kind > Kind.B).any()) or self.n_ranks == 1
+        """True with sends and receives in it, or where one rank owns all and needs none."""
+        sends = bool(((self.kind >= Kind.SEND_F) & (self.kind <= Kind.RECV_B)).any())
+        return sends or bool((self.stage_to_rank == self.stage_to_rank[0]).all())
 
     @cached_property
     def rank(self) -> Ints:
         """Rank of each action, shape (n_actions,)."""
         return np.repeat(np.arange(self.n_ranks, dtype=np.int32), np.diff(self.offsets))
-
-    def rank_of_action(self, index: Ints) -> Ints:
-        """Rank that holds the actions at the given flat indices.
-
-        Parameters
-        ----------
-        index : array of int
-            Flat indices.
-
-        Returns
-        -------
-        array of int
-            Their ranks.
-        """
-        return np.searchsorted(self.offsets, index, side="right") - 1
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Stages that a rank owns, ascending.

@@ -159,7 +159,7 @@ def _local_order(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _messages(schedule: Schedule) -> Iterator[Fault]:
-    if not (np.isin(schedule.kind, range(Kind.SEND_F, Kind.RECV_B + 1))).any():
+    if not schedule.is_lowered:
         return
     places = Places(schedule)
     far = schedule.stage_to_rank[1:] != schedule.stage_to_rank[:-1]
@@ -238,9 +238,8 @@ def _reductions(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _deadlock(schedule: Schedule) -> Iterator[Fault]:
-    lowered = bool(((schedule.kind >= Kind.SEND_F) & (schedule.kind <= Kind.RECV_B)).any())
     edge = data_edges(Places(schedule))
-    if lowered:
+    if schedule.is_lowered:
         # data between ranks travels through its receive; on one rank the edge itself remains
         near = schedule.rank[edge] == schedule.rank
         edge = np.where((edge != NONE) & ~near, NONE, edge).astype(np.int64)

@@ -115,6 +115,14 @@ def test_gradient_reduction_follows_the_last_gradient() -> None:
             assert not any(cell.startswith(f"{stage}W") for cell in cells[at:])
 
 
+def test_what_counts_as_lowered() -> None:
+    plain = build_schedule("1f1b", 2, 2)
+    assert not plain.is_lowered
+    assert not add_gradient_reduction(plain).is_lowered
+    assert lower(plain).is_lowered
+    assert build_schedule("1f1b", 1, 2).is_lowered
+
+
 def test_passes_refuse_what_they_did_already() -> None:
     lowered = lower(build_schedule("1f1b", 2, 2))
     with pytest.raises(ScheduleError, match="already"):

@@ -80,6 +80,8 @@ def test_gantt_has_one_row_per_rank_and_one_box_per_action(tmp_path: Path) -> No
         path = tmp_path / f"picture.{form}"
         save_gantt(timeline, path)
         assert path.stat().st_size > 5_000
+    save_gantt([timeline, simulate(schedule, Costs(2, 1, 1))], tmp_path / "two.svg")
+    assert (tmp_path / "two.svg").read_text().count("dualpipe-v: makespan") == 2
 
 
 def test_gantt_refuses_what_cannot_be_read() -> None:
@@ -95,6 +97,12 @@ def test_comparison() -> None:
     rates = {row.name: row.bubble_over_total for row in figures}
     assert rates["1f1b"] == rates["gpipe"] == pytest.approx(3 / 11)
     assert {row.name: row.span_bubble_over_total for row in figures}["zb-v"] == 0
+    figures, refused = compare_schedules(2, 100_000, names=("1f1b", "auto"))
+    assert [row.name for row in figures] == ["1f1b"]
+    assert "ask for it by name" in refused[0]
+    figures, refused = compare_schedules(2, 3, Costs([1, 2]), names=("1f1b", "zb-v"))
+    assert [row.name for row in figures] == ["1f1b"]
+    assert "give the chunks' own" in refused[0]
     _, refused = compare_schedules(4, 3)
     assert refused == ["dualpipe-v over 4 ranks is not defined for 3 microbatches; 8 is the least"]
 

@@ -123,6 +123,13 @@ def test_bandwidth_and_latency() -> None:
     assert simulate(schedule, costs).makespan == 2 * (1 + 2) + 2 * (3 + Fraction(100, 8))
 
 
+def test_arrays_as_costs() -> None:
+    schedule = build_schedule("1f1b", 2, 3)
+    array, listed = (Costs(times, 1, 1) for times in (np.array([2, 5]), [2, 5]))
+    assert array == listed
+    assert simulate(schedule, array).makespan == simulate(schedule, listed).makespan
+
+
 def test_memory_by_hand() -> None:
     schedule = build_schedule("zb-h1", 2, 3)  # rank 1: F I F I W F I W W
     held = [Costs(activation=[1, 10], held_for_weight=h) for h in (0, Fraction(1, 2), 1)]
