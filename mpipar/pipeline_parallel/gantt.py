@@ -137,7 +137,7 @@ def _box(
         linewidth=0.6,
     )
     label = f"{kind.name}{schedule.microbatch[index]}"
-    size = min(8.0, width / unit / (0.85 * len(label)))
+    size = min(8.0, width / unit / len(label))
     if size >= 4:
         axes.text(
             start + width / 2,
