@@ -117,9 +117,9 @@ class MeshLayout:
         int
             Their product, 1 for none.
         """
-        return math.prod(self.degrees[self.check_axis(axis)] for axis in axes)
+        return math.prod(self.degrees[self._checked_axis(axis)] for axis in axes)
 
-    def check_axis(self, axis: str) -> str:
+    def _checked_axis(self, axis: str) -> str:
         """The axis, or a refusal that names the nearest one."""
         if axis not in AXES:
             near = difflib.get_close_matches(axis, AXES, 1, 0.0)
@@ -160,7 +160,7 @@ class MeshLayout:
             Rank of the world.
         """
         for axis in coordinate:
-            self.check_axis(axis)
+            self._checked_axis(axis)
         rank = 0
         for axis in self.order:
             index, degree = coordinate.get(axis, 0), self.degrees[axis]
@@ -187,7 +187,7 @@ class MeshLayout:
         place = self.coordinate(rank)
         found = [place]
         for axis in self.order:
-            if axis in [self.check_axis(a) for a in axes]:
+            if axis in [self._checked_axis(a) for a in axes]:
                 found = [{**p, axis: i} for p in found for i in range(self.degrees[axis])]
         return tuple(self.rank(**p) for p in found)
 
