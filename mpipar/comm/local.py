@@ -190,7 +190,13 @@ def _blocks(buffer: Array | None, counts: Sequence[int] | None) -> list[Array]:
 
 
 class IdentityCommunicator(Communicator):
-    """The group of one rank: every collective returns what it was given."""
+    """The group of one rank: every collective returns what it was given.
+
+    Parameters
+    ----------
+    deterministic : bool
+        Default of the verbs' argument of that name.
+    """
 
     def __init__(self, deterministic: bool = False) -> None:
         super().__init__(CommInfo(0, 1), "identity", deterministic)

@@ -117,10 +117,21 @@ class MeshLayout:
         int
             Their product, 1 for none.
         """
-        return math.prod(self.degrees[self._checked_axis(axis)] for axis in axes)
+        return math.prod(self.degrees[self.check_axis(axis)] for axis in axes)
 
-    def _checked_axis(self, axis: str) -> str:
-        """The axis, or a refusal that names the nearest one."""
+    def check_axis(self, axis: str) -> str:
+        """The axis, or a refusal that names the nearest one.
+
+        Parameters
+        ----------
+        axis : str
+            Name of an axis.
+
+        Returns
+        -------
+        str
+            The same.
+        """
         if axis not in AXES:
             near = difflib.get_close_matches(axis, AXES, 1, 0.0)
             raise LayoutError(f"no mesh axis {axis!r}; the axes are {', '.join(AXES)}; {near[0]}?")
@@ -160,7 +171,7 @@ class MeshLayout:
             Rank of the world.
         """
         for axis in coordinate:
-            self._checked_axis(axis)
+            self.check_axis(axis)
         rank = 0
         for axis in self.order:
             index, degree = coordinate.get(axis, 0), self.degrees[axis]
@@ -187,7 +198,7 @@ class MeshLayout:
         place = self.coordinate(rank)
         found = [place]
         for axis in self.order:
-            if axis in [self._checked_axis(a) for a in axes]:
+            if axis in [self.check_axis(a) for a in axes]:
                 found = [{**p, axis: i} for p in found for i in range(self.degrees[axis])]
         return tuple(self.rank(**p) for p in found)
 
