@@ -8,7 +8,7 @@ from pathlib import Path
 
 FILE_AIM, FILE_MAX = 250, 400
 FUNCTION_AIM, FUNCTION_MAX = 40, 60
-LIBRARY_MAX = 12_000
+LIBRARY_MAX = 20_000  # lines of code: blank lines, comments and docstrings are not counted
 
 
 def function_sizes(source: str) -> list[tuple[int, str, int]]:
@@ -22,6 +22,22 @@ def function_sizes(source: str) -> list[tuple[int, str, int]]:
     return sizes
 
 
+def code_lines(source: str) -> int:
+    """Lines that are neither blank, nor a comment, nor part of a docstring."""
+    words: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        for child in (
+            getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ()
+        ):
+            value = getattr(child, "value", None)
+            if isinstance(child, ast.Expr) and isinstance(value, ast.Constant):
+                words.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(
+        1 for i, s in lines if s.strip() and not s.strip().startswith("#") and i not in words
+    )
+
+
 def measure(root: Path) -> tuple[list[str], list[str]]:
     """What is above the aim, and what is above the maximum."""
     long: list[str] = []
@@ -30,7 +46,7 @@ def measure(root: Path) -> tuple[list[str], list[str]]:
     for path in sorted(root.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         n_lines = source.count("\n")
-        total += n_lines
+        total += code_lines(source)
         if n_lines > FILE_AIM:
             (too_long if n_lines > FILE_MAX else long).append(f"{path}: {n_lines} lines")
         for line, name, length in function_sizes(source):
@@ -38,8 +54,8 @@ def measure(root: Path) -> tuple[list[str], list[str]]:
                 target = too_long if length > FUNCTION_MAX else long
                 target.append(f"{path}:{line}: {name} has {length} lines")
     if total > LIBRARY_MAX:
-        too_long.append(f"the library has {total} lines, {LIBRARY_MAX} at most")
-    long.append(f"the library has {total} lines")
+        too_long.append(f"the library has {total} lines of code, {LIBRARY_MAX} at most")
+    long.append(f"the library has {total} lines of code")
     return long, too_long
 
 
