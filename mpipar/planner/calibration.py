@@ -179,7 +179,7 @@ def calibrate(
     def loss(trial: Calibration) -> float:
         away = [math.log(getattr(trial, k) / getattr(start, k)) ** 2 for k in _FITTED]
         found = errors(cluster, trial, runs, practice)
-        return float(np.abs(np.log1p(found)).mean()) + 0.02 * float(np.mean(away))
+        return float(np.abs(np.log1p(found)).mean()) + 0.05 * float(np.mean(away))
 
     best = _pattern_search(loss, start)
     mean = float(np.abs(errors(cluster, best, runs, practice)).mean())

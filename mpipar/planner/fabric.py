@@ -1,8 +1,9 @@
 """The network as the search sees it: the cost of a group by its degree and its stride.
 
-A ring over a group passes each tier's boundary once for each unit below it, and there shares the
-bandwidth of all members that stand in that unit. So with ``l`` members below tier j the ring gets
-``l x`` the bandwidth of one device, and its slowest tier decides.
+A ring over a group passes each tier's boundary once for each unit below it. A group that owns
+whole units (tensor parallelism over two nodes) crosses on the cards of all its members there; one
+that shares its nodes with other groups gets the bandwidth of one device, as the measured gradient
+all-reduces of such groups show. The slowest tier decides.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Fabric:
             crossed = within > inside
             hops = np.minimum(within / inside - 1, 2 * np.log2(np.maximum(within / inside, 1)))
             alpha = alpha + hops * self.latency_s[j]
-            beta = np.maximum(beta, np.where(crossed, 1 / (self.bytes_per_s[j] * inside), 0))
+            owned = np.where(inside >= (self.sizes[j - 1] if j else 1), inside, 1)
+            beta = np.maximum(beta, np.where(crossed, 1 / (self.bytes_per_s[j] * owned), 0))
             top = np.where(crossed, j, top)
             inside = within
         return Group(degree, alpha, beta, top, self)
