@@ -124,16 +124,18 @@ def split_order(rows: Sequence[Any], color: int | None) -> list[int]:
     Returns
     -------
     list of int
-        Ranks of the parent group.
+        Ranks of the parent group; none without a color.
 
     Raises
     ------
     CollectiveMismatch
         If the ranks of one color gave different purposes.
     """
+    if color is None:
+        return []
     members = sorted((key, rank) for rank, (c, key, _) in enumerate(rows) if c == color)
     purposes = {rows[rank][2] for _, rank in members}
-    if color is not None and len(purposes) > 1:
+    if len(purposes) > 1:
         raise CollectiveMismatch(f"split: color {color} has the purposes {sorted(purposes)}")
     return [rank for _, rank in members]
 
