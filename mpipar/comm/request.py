@@ -99,7 +99,7 @@ class Request:
         CollectiveTimeout
             If the deadline passes; the message names the ranks that have not arrived.
         """
-        if self._advance is not None and self._block is not None:
+        if self._advance is not None and self._block is not None and timeout_s is None:
             self._block()
         if not self.test():
             limit = self._deadline_s if timeout_s is None else timeout_s

@@ -280,7 +280,17 @@ class ThreadCommunicator(Communicator):
                 return True
             return False
 
-        return Request(call, advance, block=lambda: self._wait(call, ready))
+        place = (*self._key, self._n_calls - 1)
+        return Request(
+            call, advance, lambda: self._missing(call, place), block=lambda: self._wait(call, ready)
+        )
+
+    def _missing(self, call: Call, place: tuple[Any, ...]) -> str:
+        meeting = self._state.meetings.get(place)
+        absent = [call.peer] if call.op in (Op.SEND, Op.RECV) else []
+        if meeting is not None and not absent:
+            absent = [rank for rank, other in enumerate(meeting.calls) if other is None]
+        return f"; not arrived: ranks {', '.join(map(str, absent))}" if absent else ""
 
     @property
     def world_ranks(self) -> tuple[int, ...]:

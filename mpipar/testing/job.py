@@ -58,6 +58,7 @@ class RankJob:
             raise RankFailed("the control group is empty")
         self._control: Any = getattr(control, "inner", control)  # the MPI itself, not node memory
         self._control.deadline_s = float("inf")
+        self._control.checked = False  # its calls are the same by construction
         self._groups: dict[int, Communicator | None] = {}
         self._n_groups = 0
         self._notices: dict[int, str] = {}
@@ -203,7 +204,8 @@ class RankJob:
         if mine.kind == PASSED and left:
             mine = Outcome(FAILED, f"requests were left unfinished on {', '.join(left)}")
         try:
-            bad = self._control.all_gather(np.array([[mine.kind != PASSED, bool(self._sent)]]))
+            flags = np.array([[mine.kind != PASSED, bool(self._sent)]])
+            bad = self._control.begin_all_gather(flags).wait()  # begun: its wait polls, and sleeps
             if not bad.any():
                 return
             rows = self._control.all_gather_json([mine.kind, mine.reason, mine.text[:_TEXT_MAX]])

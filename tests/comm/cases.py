@@ -83,7 +83,9 @@ def laid_out(values: Array, layout: str) -> Array:
         raw = np.zeros(values.nbytes + 1, np.uint8)[1:]
         view = raw.view(values.dtype).reshape(values.shape)
     elif layout == "swapped":
-        return values.astype(values.dtype.newbyteorder(">")) if values.dtype.kind in "iufc" else values
+        return (
+            values.astype(values.dtype.newbyteorder(">")) if values.dtype.kind in "iufc" else values
+        )
     else:
         view = np.zeros(values.shape, values.dtype)
     view[...] = values
