@@ -108,6 +108,21 @@ class Communicator(Storage):
             return lambda: self._run(op, x, **arguments)  # the verb packs or copies x every time
         return self._prepared(call, finish)
 
+    def prepared(self, call: Call) -> Callable[[], Any]:
+        """What makes a blocking call again and again on its own buffers.
+
+        Parameters
+        ----------
+        call : Call
+            Found right.
+
+        Returns
+        -------
+        callable
+            Returns nothing of use; the result is in ``call.output``.
+        """
+        return self._prepared(call, _nothing)
+
     def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
         """The handle of `prepare`; transports with a cheaper way override it."""
 

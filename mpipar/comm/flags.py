@@ -29,10 +29,10 @@ from mpipar.comm.arena import Memory
 from mpipar.comm.call import Array
 
 ARRIVE, STEP = 0, 8
-_BLOCKS, _WORDS = 16, 8  # first word of the descriptions, words of one
+FIRST_WORD, WORDS = 16, 8  # first word of the descriptions, words of one
 SIGNATURE, INPUT, OUTPUT, STAGE = range(4)
 TEXT_BYTES = 4096
-_HEAD_BYTES = 8 * (_BLOCKS + 2 * _WORDS)
+_HEAD_BYTES = 8 * (FIRST_WORD + 2 * WORDS)
 SLOT_BYTES = 32768
 LINE_BYTES = _HEAD_BYTES + 2 * (TEXT_BYTES + SLOT_BYTES)
 
@@ -66,6 +66,7 @@ class Flags:
         self._texts = [self._parts(memory, o + _HEAD_BYTES, TEXT_BYTES) for o in offsets]
         start = _HEAD_BYTES + 2 * TEXT_BYTES
         self.slots = [self._parts(memory, o + start, SLOT_BYTES) for o in offsets]
+        self.my_slots = [memoryview(slot) for slot in self.slots[rank]]  # type: ignore[arg-type]
         self.sequence = 0
         self.step = 0
 
@@ -95,7 +96,7 @@ class Flags:
     def arrive(self, description: Sequence[int]) -> int:
         """Publish a call; the number to wait for under `ARRIVE` is returned."""
         self.sequence = sequence = self.sequence + 1
-        start = _BLOCKS + _WORDS * (sequence & 1)
+        start = FIRST_WORD + WORDS * (sequence & 1)
         mine = self.mine
         for word, value in enumerate(description, start):
             mine[word] = value
@@ -104,11 +105,11 @@ class Flags:
 
     def describe(self, word: int, value: int) -> None:
         """Add a word to the description of the present call; read after the next step."""
-        self.mine[_BLOCKS + _WORDS * (self.sequence & 1) + word] = value
+        self.mine[FIRST_WORD + WORDS * (self.sequence & 1) + word] = value
 
     def said(self, word: int) -> list[int]:
         """What every rank wrote in one word of the description of the present call."""
-        place = _BLOCKS + _WORDS * (self.sequence & 1) + word
+        place = FIRST_WORD + WORDS * (self.sequence & 1) + word
         return [line[place] for line in self.lines]
 
     def next_step(self) -> int:

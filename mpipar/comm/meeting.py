@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mpipar.comm.arena import Memory
 from mpipar.comm.call import Array, Call
-from mpipar.comm.flags import STEP, Flags
+from mpipar.comm.flags import Flags
 from mpipar.comm.process_memory import Far
 from mpipar.comm.request import Request
 
@@ -18,6 +18,8 @@ Wait = tuple[int, int]
 """A flag word and the value that all peers must reach."""
 Waits = Generator[Wait | Request, None, None]
 """A program: it yields what must come about before it goes on."""
+Script = list[tuple[Callable[..., Any], tuple[Any, ...]] | None]
+"""An algorithm for one rank: functions and arguments; None where all must have come as far."""
 Reach = Array | Far
 """Another rank's flat array: mapped here, or read and written through the kernel."""
 
@@ -109,10 +111,6 @@ class Meeting:
         first = self.places[0]
         return first >= 0 and all(place == first for place in self.places)
 
-    def step(self) -> Wait:
-        """Publish that this rank has come one step further; what to wait for."""
-        return STEP, self.flags.next_step()
-
     def slot(self, rank: int, turn: int, which: int, n: int, dtype: np.dtype[Any]) -> Array:
         """One slot of a rank's stage: for a peer, or (number n of the group) its results."""
         stages = self.stages
@@ -126,16 +124,8 @@ class Meeting:
         return self.buffers.take(n, dtype, key)
 
 
-def fetch(there: Reach, part: slice, scratch: Array) -> Array:
-    """A part of another rank's array, as a view or as a copy in `scratch`."""
+def store(there: Reach, part: slice, data: Array) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step that writes a part of another rank's array."""
     if isinstance(there, np.ndarray):
-        return there[part]
-    return there.read(part, scratch)
-
-
-def store(there: Reach, part: slice, data: Array) -> None:
-    """Write a part of another rank's array."""
-    if isinstance(there, np.ndarray):
-        there[part] = data
-    else:
-        there.write(part, data)
+        return np.copyto, (there[part], data)
+    return there.write, (part, data)

@@ -13,6 +13,7 @@ from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op
 from mpipar.comm.flags import (
     ARRIVE,
+    FIRST_WORD,
     INPUT,
     OUTPUT,
     SIGNATURE,
@@ -20,10 +21,11 @@ from mpipar.comm.flags import (
     STAGE,
     STEP,
     TEXT_BYTES,
+    WORDS,
     Flags,
 )
 from mpipar.comm.local import check_exchange, mismatch, refusal
-from mpipar.comm.meeting import Meeting, Reach, Scratch, Stages, Wait, Waits
+from mpipar.comm.meeting import Meeting, Reach, Scratch, Script, Stages, Wait, Waits
 from mpipar.comm.node_host import Host
 from mpipar.comm.paths import Paths
 from mpipar.comm.process_memory import Far
@@ -75,6 +77,11 @@ class NodeCalls:
             self.host.arena.give(self._stages.offsets[self.rank])
             self._stages = None
 
+    def use(self, paths: Paths) -> None:
+        """Choose by another table from the next call on."""
+        self.paths = paths
+        self._codes.clear()
+
     def program(self, call: Call) -> Waits:
         """A collective from its arrival to its end."""
         flags, path = self.flags, self.paths.choose(call)
@@ -82,49 +89,70 @@ class NodeCalls:
         if path == "flags" and source is not None:
             slot = flags.slots[self.rank][(flags.sequence + 1) & 1]
             slot[: source.nbytes] = source.view(np.uint8)
-        code = self._code(call, path)
-        yield ARRIVE, flags.arrive((code, self._where(source), self._where(call.output)))
-        yield from self._agree(call, code)
+        yield ARRIVE, flags.arrive((self.code(call, path), *self.places(call, path)))
+        yield from self.after_arrival(call, path)
+
+    def after_arrival(self, call: Call, path: str, kept: dict[Any, Script] | None = None) -> Waits:
+        """The rest of a collective; what it did is put into `kept`, to be done again."""
+        yield from self._agree(call, self.code(call, path))
+        key = self.heard()
         meeting = self._meeting(call)
         if call.op is Op.ALL_TO_ALL and not call.uniform:
             yield from self._exchange_counts(meeting)
+        script: Script | None = None
         if path == "flags":
-            self._small(meeting)
-        elif path == "mpi":
+            script = self._small(meeting)
+        elif path != "mpi":
+            script = yield from self._large(meeting)
+        if script is None and kept is not None and not meeting.is_shared_result:
+            script = [(self.inner.prepared(call), ())]
+        if script is None:
             yield from self._hand_over(meeting)
-        else:
-            yield from self._large(meeting, path)
+            return
+        if kept is not None and call.uniform:
+            kept[key] = script
+        for item in script:
+            if item is None:
+                yield STEP, self.flags.next_step()
+            else:
+                item[0](*item[1])
 
-    def _small(self, meeting: Meeting) -> None:
+    def heard(self) -> tuple[Any, ...]:
+        """All that the other ranks said of the present call, and which of two slots it uses."""
+        start = FIRST_WORD + WORDS * (self.flags.sequence & 1)
+        key = [start]
+        for line in self.flags.peers:
+            key += (line[start], line[start + 1], line[start + 2])
+        return tuple(key)
+
+    def _small(self, meeting: Meeting) -> Script:
         call = meeting.call
-        if call.op is Op.BARRIER:
-            return
         whole = call.input if call.input is not None else call.output
-        if whole is None:
-            return
+        if call.op is Op.BARRIER or whole is None:
+            return []
         parity = self.flags.sequence & 1
         areas = [slot[parity] for slot in self.flags.slots]
         if call.op in _REDUCES:
             n_bytes = whole.nbytes
-            reduce_small(meeting, [area[:n_bytes].view(whole.dtype) for area in areas])
-        else:
-            end = SLOT_BYTES // whole.itemsize * whole.itemsize
-            move_small(meeting, [area[:end].view(whole.dtype) for area in areas])
+            return reduce_small(meeting, [area[:n_bytes].view(whole.dtype) for area in areas])
+        end = SLOT_BYTES // whole.itemsize * whole.itemsize
+        return move_small(meeting, [area[:end].view(whole.dtype) for area in areas])
 
-    def _large(self, meeting: Meeting, path: str) -> Waits:
+    def _large(self, meeting: Meeting) -> Generator[Wait | Request, None, Script | None]:
         """Where the arrays lie decides, alike on every rank, how they are read and written."""
-        run = reduce_slices if meeting.call.op in _REDUCES else move
+        compiled = reduce_slices if meeting.call.op in _REDUCES else move
         if not _needs_stage(meeting):
-            yield from run(meeting)
-            return
-        if path == "copy" and self._pids is not None:
+            return compiled(meeting)
+        way = self.paths.ordinary(meeting.call)
+        if way == "mpi":
+            return None
+        if way == "copy" and self._pids is not None:
             meeting = self._meeting(meeting.call, far=True)
         if _needs_stage(meeting):
-            if path == "mpi" or not (yield from self._set_stages()):
-                yield from self._hand_over(meeting)
-                return
+            if not (yield from self._set_stages()):
+                return None
             meeting.stages = self._stages
-        yield from run(meeting)
+        return compiled(meeting)
 
     def _meeting(self, call: Call, far: bool = False) -> Meeting:
         """What the ranks said about their arrays."""
@@ -152,7 +180,13 @@ class NodeCalls:
             self.paths.chunk_bytes(self.size),
         )
 
-    def _where(self, array: Array | None) -> int:
+    def places(self, call: Call, path: str) -> tuple[int, int]:
+        """Where the arrays of this rank lie; a small message needs to know of shared results."""
+        if path == "flags":
+            return -1, max(-1, self.where(call.output))
+        return self.where(call.input), self.where(call.output)
+
+    def where(self, array: Array | None) -> int:
         """Offset in the node's memory, or minus the address in this process; -1 for nothing."""
         if array is None or array.size == 0:
             return -1
@@ -161,13 +195,13 @@ class NodeCalls:
         offset = address - memory.address
         return offset if 0 <= offset < memory.n_bytes else -address
 
-    def _code(self, call: Call, path: str) -> int:
+    def code(self, call: Call, path: str) -> int:
         """The signature as a number that is equal on all ranks that make the same call."""
         key = (call.op, call.reduce_op, call.dtype, call.agreed, call.root, call.deterministic,
                call.error is None, path)  # fmt: skip
         code = self._codes.get(key)
         if code is None:
-            text = f"{call.signature} {path}".encode()
+            text = f"{call.signature} {path} {self.paths.fingerprint}".encode()
             code = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
             if len(self._codes) > 1000:
                 self._codes.clear()
@@ -177,8 +211,8 @@ class NodeCalls:
 
     def collected(self, call: Call, found: list[list[Array] | None]) -> Waits:
         """Put into `found` the inputs of all ranks; None where one is not in node memory."""
-        code = self._code(call, "views")
-        yield ARRIVE, self.flags.arrive((code, self._where(call.input), -1))
+        code = self.code(call, "views")
+        yield ARRIVE, self.flags.arrive((code, self.where(call.input), -1))
         yield from self._agree(call, code)
         places, source = self.flags.said(INPUT), call.input
         if source is None or min(places) < 0:
@@ -203,7 +237,7 @@ class NodeCalls:
             raise refusal(refused, self.size)
         if len({row[1] for row in rows}) > 1:
             raise mismatch([row[1] for row in rows])
-        raise mismatch([f"{row[1]} ({self.paths.forced or 'the table'})" for row in rows])
+        raise mismatch([f"{row[1]} (algorithms: {self.paths.fingerprint})" for row in rows])
 
     def _exchange_counts(self, meeting: Meeting) -> Waits:
         call, n = meeting.call, self.size

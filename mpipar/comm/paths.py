@@ -1,8 +1,8 @@
-"""Which algorithm a call on a node takes: a table by operation and size, measured or shipped.
+"""Which way a call on a node takes: a table by operation and size, measured or shipped.
 
-Algorithms: ``flags`` (slots of the flag lines, for small messages), ``stage`` and ``copy`` (node
-memory; arrays outside it pass through stages, or through one copy by the kernel) and ``mpi`` (the
-transport's own). Arrays in node memory are used where they lie by ``stage`` and ``copy`` alike.
+Small messages go through the slots of the flag lines (``flags``). Above, arrays in node memory are
+used where they lie; arrays elsewhere pass through stages (``stage``), through one copy by the
+kernel (``copy``), or are left to the transport (``mpi``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mpipar.errors import UnsupportedArray
 
 NAMES = ("flags", "stage", "copy", "mpi")
 Steps = tuple[tuple[int, str], ...]
-"""Rising sizes in bytes, each with the algorithm from that size on."""
+"""Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 
-_DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES, "stage"))
+_DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES + 1, "stage"))
 
 
 @dataclass
@@ -39,6 +39,12 @@ class Paths:
     forced: str = ""
     chunk: int = 256 * 1024
 
+    def __post_init__(self) -> None:
+        if self.forced and self.forced not in NAMES:
+            raise UnsupportedArray(f"algorithm {self.forced!r}: {', '.join(NAMES)} would do")
+        rows = ";".join(f"{op}{steps}" for op, steps in sorted(self.table.items()))
+        self.fingerprint = f"{self.forced or 'table'} {self.chunk} {rows}"
+
     @classmethod
     def from_environment(cls) -> Paths:
         """The shipped table, changed by ``MPIPAR_ALGORITHM`` and ``MPIPAR_CHUNK_BYTES``.
@@ -48,13 +54,11 @@ class Paths:
         Paths
             Of this process; the same settings are needed on every rank.
         """
-        forced = os.environ.get("MPIPAR_ALGORITHM", "")
-        if forced and forced not in NAMES:
-            raise UnsupportedArray(f"MPIPAR_ALGORITHM={forced}: {', '.join(NAMES)} would do")
-        return cls({}, forced, int(os.environ.get("MPIPAR_CHUNK_BYTES", 256 * 1024)))
+        get = os.environ.get
+        return cls({}, get("MPIPAR_ALGORITHM", ""), int(get("MPIPAR_CHUNK_BYTES", 256 * 1024)))
 
     def choose(self, call: Call) -> str:
-        """The algorithm of a call, the same on every rank.
+        """How a call begins, alike on every rank.
 
         Parameters
         ----------
@@ -64,20 +68,38 @@ class Paths:
         Returns
         -------
         str
-            One of `NAMES`.
+            "flags" (in slots), "node" (where arrays lie decides) or "mpi" (only if forced).
         """
         if call.op is Op.BARRIER or call.error is not None:
             return "flags"
         n_bytes, largest = _sizes(call)
-        fits = 0 <= largest <= SLOT_BYTES
-        if self.forced:
-            return self.forced if self.forced != "flags" or fits else "stage"
+        small = self.forced == "flags" if self.forced else self._found(call.op, n_bytes) == "flags"
+        if small and largest <= SLOT_BYTES:
+            return "flags"
+        return "mpi" if self.forced == "mpi" else "node"
+
+    def ordinary(self, call: Call) -> str:
+        """The way of a call of which some array is not in node memory.
+
+        Parameters
+        ----------
+        call : Call
+            Any collective.
+
+        Returns
+        -------
+        str
+            "stage", "copy" or "mpi".
+        """
+        found = self.forced or self._found(call.op, _sizes(call)[0])
+        return "stage" if found == "flags" else found
+
+    def _found(self, op: Op, n_bytes: int) -> str:
         found = "flags"
-        for start, name in self.table.get(call.op, _DEFAULT):
-            if n_bytes < start:
-                break
-            found = name
-        return found if found != "flags" or fits else "stage"
+        for start, name in self.table.get(op, _DEFAULT):
+            if n_bytes >= start:
+                found = name
+        return found
 
     def chunk_bytes(self, n: int) -> int:
         """Bytes worked on at a time in a group of n, so that stages stay small.
@@ -107,6 +129,6 @@ def _sizes(call: Call) -> tuple[int, int]:
         n_bytes = 0 if call.output is None else call.output.nbytes
         return n_bytes, n_bytes
     if call.op is Op.ALL_TO_ALL and not call.uniform:
-        return SLOT_BYTES, SLOT_BYTES + 1  # ranks do not know each other's sizes
+        return SLOT_BYTES + 1, SLOT_BYTES + 1  # ranks do not know each other's sizes
     n_bytes = 0 if call.input is None else call.input.nbytes
     return n_bytes, n_bytes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.meeting import Meeting, Waits, store
+from mpipar.comm.meeting import Meeting, Script, store
 
 _ONE_SIDED = (Op.BROADCAST, Op.SCATTER, Op.GATHER)
 _SAME_FOR_ALL = (Op.BROADCAST, Op.ALL_GATHER, Op.GATHER)
@@ -67,22 +67,15 @@ class Blocks:
         return Block(0, self.offsets[source], count)
 
 
-def copy_block(block: Block, source: Array | None, target: Array | None) -> None:
-    """Copy a block between two arrays of this process; in place is no copy.
-
-    Parameters
-    ----------
-    block : Block
-        Which elements.
-    source, target : ndarray or None
-        None holds nothing.
-    """
-    if source is not None and target is not None and source is not target and block.n:
-        start, place, count = block
-        target[place : place + count] = source[start : start + count]
+def _copied(block: Block, source: Array | None, target: Array | None) -> Script:
+    """The step that copies a block between two arrays of this process; in place is none."""
+    if source is None or target is None or source is target or block.n == 0:
+        return []
+    start, place, n = block
+    return [(np.copyto, (target[place : place + n], source[start : start + n]))]
 
 
-def move_small(meeting: Meeting, rows: Sequence[Array]) -> None:
+def move_small(meeting: Meeting, rows: Sequence[Array]) -> Script:
     """All blocks for this rank out of the slots of its peers.
 
     Parameters
@@ -91,15 +84,22 @@ def move_small(meeting: Meeting, rows: Sequence[Array]) -> None:
         The call.
     rows : sequence of ndarray
         Inputs of all ranks; only what a rank has is looked at.
+
+    Returns
+    -------
+    list
+        Steps.
     """
     call, me = meeting.call, meeting.rank
     table = Blocks(call, meeting.n, meeting.sends)
+    script: Script = []
     for source in range(meeting.n):
         row = call.input if source == me else rows[source]
-        copy_block(table.between(source, me), row, call.output)
+        script += _copied(table.between(source, me), row, call.output)
+    return script
 
 
-def move(meeting: Meeting) -> Waits:
+def move(meeting: Meeting) -> Script:
     """Moves of any size.
 
     Parameters
@@ -107,23 +107,20 @@ def move(meeting: Meeting) -> Waits:
     meeting : Meeting
         The call, with what each rank said about its arrays.
 
-    Yields
-    ------
-    tuple of int
-        Flag word and value to wait for.
+    Returns
+    -------
+    list
+        Steps; None where all ranks must have come as far.
     """
     me, n, call = meeting.rank, meeting.n, meeting.call
     work = _Moves(meeting)
-    copy_block(work.table.between(me, me), call.input, call.output)
+    script = _copied(work.table.between(me, me), call.input, call.output)
     for step in range(1, n):
-        work.pull((me - step) % n)
-        work.push((me + step) % n)
+        script += work.pull((me - step) % n)
+        script += work.push((me + step) % n)
     for turn in range(work.n_rounds):
-        work.offer(turn)
-        yield meeting.step()
-        work.collect(turn)
-    if work.touches_peers:
-        yield meeting.step()
+        script += [*work.offer(turn), None, *work.collect(turn)]
+    return [*script, None] if work.touches_peers else script
 
 
 class _Moves:
@@ -155,51 +152,55 @@ class _Moves:
             return count // self.n
         return 0 if reads is not None else count
 
-    def pull(self, source: int) -> None:
+    def pull(self, source: int) -> Script:
         """Read what is this rank's to read of a peer's block."""
         block, cut = self.table.between(source, self.me), self.cut(source, self.me)
         there, target = self.meeting.inputs[source], self.call.output
         if cut is None or there is None or target is None or block.n <= cut:
-            return
+            return []
         out = target[block.target + cut : block.target + block.n]
         part = slice(block.start + cut, block.start + block.n)
         if isinstance(there, np.ndarray):
-            out[...] = there[part]
-        else:
-            there.read(part, out)
+            return [(np.copyto, (out, there[part]))]
+        return [(there.read, (part, out))]
 
-    def push(self, dest: int) -> None:
+    def push(self, dest: int) -> Script:
         """Write what is this rank's to write of a block for a peer."""
         block, cut = self.table.between(self.me, dest), self.cut(self.me, dest)
         there, source = self.meeting.outputs[dest], self.call.input
         if not cut or there is None or source is None or self.shared:
-            return
+            return []
         part = slice(block.target, block.target + cut)
-        store(there, part, source[block.start : block.start + cut])
+        return [store(there, part, source[block.start : block.start + cut])]
 
-    def offer(self, turn: int) -> None:
+    def offer(self, turn: int) -> Script:
         """Put a chunk of each staged block into the stage, once where it is the same for all."""
+        script: Script = []
         if self.call.input is None:
-            return
+            return script
         for dest in range(self.n):
             if dest == self.me or self.cut(self.me, dest) is not None:
                 continue
             piece = self.call.input[self._part(self.table.between(self.me, dest), turn, 0)]
             which = self._slot(dest)
-            self.meeting.slot(self.me, turn, which, piece.size, self.dtype)[...] = piece
+            slot = self.meeting.slot(self.me, turn, which, piece.size, self.dtype)
+            script.append((np.copyto, (slot, piece)))
             if which == self.n and piece.size:
-                return
+                break
+        return script
 
-    def collect(self, turn: int) -> None:
+    def collect(self, turn: int) -> Script:
         """Take a chunk of each staged block out of its sender's stage."""
+        script: Script = []
         if self.call.output is None:
-            return
+            return script
         for source in range(self.n):
             if source == self.me or self.cut(source, self.me) is not None:
                 continue
             out = self.call.output[self._part(self.table.between(source, self.me), turn, 1)]
             slot = self.meeting.slot(source, turn, self._slot(self.me), out.size, self.dtype)
-            out[...] = slot
+            script.append((np.copyto, (out, slot)))
+        return script
 
     def _slot(self, dest: int) -> int:
         return self.n if self.table.op in _SAME_FOR_ALL else dest

@@ -7,16 +7,18 @@ they lie; others pass through stages, two chunks deep, or through the kernel (`p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from mpipar.comm.arrays import accumulation_dtype, reduce_rows
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.meeting import Meeting, Waits, fetch, store
+from mpipar.comm.meeting import Meeting, Script, store
 from mpipar.units.remainder import spread_sizes
 
-_UFUNCS = {
+_UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PRODUCT: np.multiply,
     ReduceOp.MIN: np.minimum,
@@ -24,8 +26,14 @@ _UFUNCS = {
 }
 
 
-def reduce_into(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -> None:
-    """Reduce equal flat arrays in rank order; like `reduce_rows`, without temporaries.
+def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
+    """Overflow is silent, as in the MPI: a warning made an error would leave peers waiting."""
+    with np.errstate(all="ignore"):
+        function(*arguments)
+
+
+def reduction(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -> Script:
+    """Steps that reduce equal flat arrays in rank order; like `reduce_rows`, without temporaries.
 
     Parameters
     ----------
@@ -37,18 +45,22 @@ def reduce_into(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array)
         May be one of `rows`.
     scratch : ndarray
         Like a row; for partial results, since `out` is written only when the last row is read.
+
+    Returns
+    -------
+    list
+        Functions and arguments.
     """
-    dtype = rows[0].dtype
-    ufunc = _UFUNCS.get(op)
+    dtype, ufunc = rows[0].dtype, _UFUNCS.get(op)
     wide = accumulation_dtype(dtype, op)
     if ufunc is None or len(rows) < 2 or wide != out.dtype or dtype != wide:
-        reduce_rows(rows, op, out)
-        return
+        return [(_quietly, (reduce_rows, list(rows), op, out))]
+    steps: Script = []
     total = rows[0]
-    if len(rows) > 2:
-        for row in rows[1:-1]:
-            total = ufunc(total, row, out=scratch)
-    ufunc(total, rows[-1], out=out)
+    for row in rows[1:-1]:
+        steps.append((_quietly, (ufunc, total, row, scratch)))
+        total = scratch
+    return [*steps, (_quietly, (ufunc, total, rows[-1], out))]
 
 
 def slices(call: Call, n: int) -> list[tuple[int, int]]:
@@ -69,11 +81,11 @@ def slices(call: Call, n: int) -> list[tuple[int, int]]:
     counts = call.counts
     if counts is None:
         counts = spread_sizes(0 if call.input is None else call.input.size, n)
-    stops = np.cumsum(counts).tolist()
+    stops = accumulate(counts)
     return [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
 
 
-def reduce_small(meeting: Meeting, rows: Sequence[Array]) -> None:
+def reduce_small(meeting: Meeting, rows: Sequence[Array]) -> Script:
     """A whole reduction out of the slots of all ranks, on every rank that wants it.
 
     Parameters
@@ -82,23 +94,27 @@ def reduce_small(meeting: Meeting, rows: Sequence[Array]) -> None:
         The call.
     rows : sequence of ndarray
         Inputs of all ranks.
+
+    Returns
+    -------
+    list
+        Steps.
     """
     call, op = meeting.call, meeting.call.reduce_op or ReduceOp.SUM
     target = call.output
-    if target is None or call.root not in (None, meeting.rank):
-        return
+    if target is None or call.root not in (None, meeting.rank) or rows[0].size == 0:
+        return []
     if call.op is Op.REDUCE_SCATTER:
         low, high = slices(call, meeting.n)[meeting.rank]
         rows = [row[low:high] for row in rows]
-    if meeting.is_shared_result:  # peers may read it already: write final values only
-        private = np.empty_like(target)
-        reduce_into(rows, op, private, np.empty_like(rows[0]))
-        target[...] = private
-    else:
-        reduce_into(rows, op, target, np.empty_like(rows[0]))
+    scratch = np.empty_like(rows[0])
+    if not meeting.is_shared_result:
+        return reduction(rows, op, target, scratch)
+    private = np.empty_like(target)  # peers may read the result already: write final values only
+    return [*reduction(rows, op, private, scratch), (np.copyto, (target, private))]
 
 
-def reduce_slices(meeting: Meeting) -> Waits:
+def reduce_slices(meeting: Meeting) -> Script:
     """A reduction of any size.
 
     Parameters
@@ -106,28 +122,26 @@ def reduce_slices(meeting: Meeting) -> Waits:
     meeting : Meeting
         The call, with what each rank said about its arrays.
 
-    Yields
-    ------
-    tuple of int
-        Flag word and value to wait for.
+    Returns
+    -------
+    list
+        Steps; None where all ranks must have come as far.
     """
     source, target = meeting.call.input, meeting.call.output
     if source is None or target is None:
-        return
+        return []
     work = _Slices(meeting, source, target)
-    n_rounds = work.n_rounds + work.stages_results
-    for turn in range(n_rounds):
+    script: Script = []
+    for turn in range(work.n_rounds + work.stages_results):
         if turn < work.n_rounds:
-            work.offer(turn)
+            script += work.offer(turn)
         if work.stages_inputs or (work.stages_results and turn):
-            yield meeting.step()
+            script.append(None)
         if turn < work.n_rounds:
-            with np.errstate(all="ignore"):
-                work.reduce(turn)
+            script += work.reduce(turn)
         if work.stages_results and turn:
-            work.collect(turn - 1)
-    if work.touches_peers:
-        yield meeting.step()
+            script += work.collect(turn - 1)
+    return [*script, None] if work.touches_peers else script
 
 
 class _Slices:
@@ -164,20 +178,22 @@ class _Slices:
         """The other ranks, each rank beginning with its neighbour."""
         return ((self.me + i) % self.n for i in range(1, self.n))
 
-    def offer(self, turn: int) -> None:
+    def offer(self, turn: int) -> Script:
         """Put into the stage what the owners of the other slices need of this rank."""
-        if self.meeting.inputs[self.me] is None:
-            for owner in self.others():
-                piece = self.source[self.part(owner, turn)]
-                self.meeting.slot(self.me, turn, owner, piece.size, piece.dtype)[...] = piece
+        if self.meeting.inputs[self.me] is not None:
+            return []
+        pieces = [(owner, self.source[self.part(owner, turn)]) for owner in self.others()]
+        slot = self.meeting.slot
+        return [(np.copyto, (slot(self.me, turn, o, x.size, x.dtype), x)) for o, x in pieces]
 
-    def reduce(self, turn: int) -> None:
+    def reduce(self, turn: int) -> Script:
         """Reduce one chunk of the own slice and hand it out."""
         meeting, part = self.meeting, self.part(self.me, turn)
         n = part.stop - part.start
         if n == 0:
-            return
-        rows = [self._row(rank, part, turn) for rank in range(self.n)]
+            return []
+        script: Script = []
+        rows = [self._row(rank, part, turn, script) for rank in range(self.n)]
         slot = meeting.slot(self.me, turn, self.n, n, self.target.dtype)
         if self.scatters:
             low = self.bounds[self.me][0]
@@ -186,26 +202,30 @@ class _Slices:
             out = self.target[part]
         else:
             out = slot if self.stages_results else meeting.scratch(n, self.target.dtype, -1)
-        reduce_into(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
-        for there in self.pushes:
-            store(there, part, out)
+        script += reduction(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
+        script += [store(there, part, out) for there in self.pushes]
         if self.stages_results and out is not slot:
-            slot[...] = out
+            script.append((np.copyto, (slot, out)))
+        return script
 
-    def _row(self, rank: int, part: slice, turn: int) -> Array:
-        """One chunk of one rank's input."""
+    def _row(self, rank: int, part: slice, turn: int, script: Script) -> Array:
+        """One chunk of one rank's input, read by a step of `script` where it must be copied."""
         if rank == self.me:
             return self.source[part]
         there, dtype = self.meeting.inputs[rank], self.source.dtype
         n = part.stop - part.start
         if there is None:
             return self.meeting.slot(rank, turn, self.me, n, dtype)
-        return fetch(there, part, self.meeting.scratch(n, dtype, rank))
+        if isinstance(there, np.ndarray):
+            return there[part]
+        copy = self.meeting.scratch(n, dtype, rank)
+        script.append((there.read, (part, copy)))
+        return copy
 
-    def collect(self, turn: int) -> None:
+    def collect(self, turn: int) -> Script:
         """Take the reduced chunks of the other slices out of their owners' stages."""
         if not self.takes or self.meeting.outputs[self.me] is not None:
-            return
-        for owner in self.others():
-            out = self.target[self.part(owner, turn)]
-            out[...] = self.meeting.slot(owner, turn, self.n, out.size, out.dtype)
+            return []
+        pieces = [(owner, self.target[self.part(owner, turn)]) for owner in self.others()]
+        slot = self.meeting.slot
+        return [(np.copyto, (x, slot(o, turn, self.n, x.size, x.dtype))) for o, x in pieces]

@@ -1,0 +1,190 @@
+"""Calls made again and again on the same arrays: what could be decided once is kept.
+
+A plan holds no array of the user: it knows them by weak reference and works on their addresses,
+so it keeps no memory alive (and NumPy refuses to resize an array that has a weak reference).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpipar.comm.call import Array, Call, Op, ReduceOp
+from mpipar.comm.flags import SLOT_BYTES
+from mpipar.comm.meeting import Script
+
+_MAX_PLANS = 1024
+
+
+class Plan:
+    """One call on the arrays that its key names.
+
+    Parameters
+    ----------
+    call : Call
+        On views of the arrays that do not own them.
+    path : str
+        Its algorithm.
+    code, input_place, output_place : int
+        What this rank says of it.
+    x, out : ndarray or None
+        Whose identity is checked.
+    result : ndarray or None
+        Copied for the caller where there is no `out`.
+    """
+
+    __slots__ = ("call", "code", "dtype", "input_place", "out", "output_place", "path", "raw",
+                 "result", "scripts", "shape", "x")  # fmt: skip
+
+    def __init__(
+        self,
+        call: Call,
+        path: str,
+        code: int,
+        input_place: int,
+        output_place: int,
+        x: Array | None,
+        out: Array | None,
+        result: Array | None,
+    ) -> None:
+        self.call, self.path, self.code = call, path, code
+        self.input_place, self.output_place, self.result = input_place, output_place, result
+        self.x: Callable[[], Any] = _nobody if x is None else weakref.ref(x)
+        self.out: Callable[[], Any] = _nobody if out is None else weakref.ref(out)
+        self.shape = None if x is None else x.shape
+        self.dtype = None if x is None else x.dtype
+        self.raw: memoryview | None = None
+        if path == "flags" and call.input is not None:
+            self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
+        self.scripts: dict[Any, Script] = {}
+
+    def fits(self, x: Any, out: Any) -> bool:
+        """Whether these are still the same arrays, of the same shape and type."""
+        return (
+            self.x() is x
+            and self.out() is out
+            and (x is None or (x.dtype is self.dtype and x.shape == self.shape))
+        )
+
+
+class Plans:
+    """The plans of a group, found by the identity of what the caller wrote."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], Plan] = {}
+        self._seen: dict[tuple[Any, ...], Callable[[], Any]] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.known.clear()
+        self._seen.clear()
+
+    def repeated(self, key: tuple[Any, ...], x: Any) -> bool:
+        """Whether this array has come with this key before; then a plan is worth while."""
+        if x is None:
+            return True
+        seen = self._seen.get(key)
+        if seen is not None and seen() is x:
+            return True
+        if len(self._seen) >= _MAX_PLANS:
+            self._seen.clear()
+        self._seen[key] = weakref.ref(x)
+        return False
+
+    def keep(self, key: tuple[Any, ...], plan: Plan) -> None:
+        """Remember a plan."""
+        if len(self.known) >= _MAX_PLANS:
+            self.known.clear()
+        self.known[key] = plan
+
+
+def planned_arrays(
+    call: Call, finish: Callable[[], Any], x: Any, out: Any
+) -> tuple[Call, Array | None] | None:
+    """The call on arrays that it does not own, and the array to copy results from.
+
+    Parameters
+    ----------
+    call : Call
+        As built.
+    finish : callable
+        What gives the user's result.
+    x, out : ndarray or None
+        As the user wrote them.
+
+    Returns
+    -------
+    tuple or None
+        None where the call works on copies, or its result is more than its output.
+    """
+    if call.error is not None or call.op in (Op.SEND, Op.RECV, Op.SCATTER) or not call.uniform:
+        return None
+    if call.op is Op.BARRIER:
+        return call, None
+    if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes == 0:
+        return None
+    source, target, result = call.input, call.output, None
+    if source is not None and _address(source) != _address(x):
+        return None
+    if out is not None:
+        if target is None or target.nbytes == 0 or _address(target) != _address(out):
+            return None
+        target = unowned(target)
+    elif target is not None and target.nbytes > SLOT_BYTES:
+        return None
+    elif target is not None and (result := finish()) is not None and not _shows(result, target):
+        return None
+    if source is not None:
+        source = target if source is call.output else unowned(source)
+    return call._replace(input=source, output=target), result
+
+
+def immortal(values: Any) -> bool:
+    """Whether these values may be known by their identity: it is never another's."""
+    return all(
+        value is None
+        or value is True
+        or value is False
+        or type(value) is ReduceOp
+        or (type(value) is int and -5 <= value <= 256)
+        for value in values
+    )
+
+
+def unowned(array: Array) -> Array:
+    """The same memory, which the caller keeps alive.
+
+    Parameters
+    ----------
+    array : ndarray
+        Contiguous, not empty.
+
+    Returns
+    -------
+    ndarray
+        Flat; holds nothing.
+    """
+    memory = (ctypes.c_char * array.nbytes).from_address(_address(array))
+    return np.ndarray((array.size,), array.dtype, memory)  # type: ignore[arg-type]
+
+
+def _shows(result: Any, target: Array) -> bool:
+    """Whether the result is the output seen in another shape."""
+    return (
+        type(result) is np.ndarray
+        and result.size == target.size > 0
+        and _address(result) == _address(target)
+    )
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _nobody() -> None:
+    return None
