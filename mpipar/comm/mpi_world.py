@@ -19,7 +19,7 @@ from mpipar.comm.node import NodeCommunicator
 from mpipar.comm.paths import Paths
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
-from mpipar.launch.environment import check_before_start, check_launch
+from mpipar.launch.environment import check_before_start, check_launch, thread_settings
 
 
 class World:
@@ -43,6 +43,8 @@ class World:
                 "the MPI library gives no MPI_THREAD_MULTIPLE, which the watchdog needs; leave "
                 "mpi4py.rc.thread_level at 'multiple'"
             )
+        if base.size > 1:
+            _limit_threads()
         self.groups = Groups(settings)
         self.node = base.Split_type(MPI.COMM_TYPE_SHARED)
         world = base.Dup()
@@ -114,6 +116,17 @@ class World:
         number = own.allreduce(self.groups.n_made, MPI.MAX)  # the same on every rank, and new
         shared = self.groups.adopt(own, tuple(ranks), f"wrapped {number}")
         return self._over_node(MPICommunicator(shared, self.groups, self.watchdog))
+
+
+def _limit_threads() -> None:
+    """One thread a rank for the linear algebra, where the user has not chosen otherwise.
+
+    `mpipar run` says so in the environment; this is for ranks started by ``mpirun`` or ``srun``.
+    """
+    if thread_settings(os.environ):
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(1)
 
 
 def _share(node: MPI.Comm, text: str) -> str:
