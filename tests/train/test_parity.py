@@ -7,8 +7,11 @@ computes changes my result.
 
 import dataclasses
 import os
+import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -144,63 +147,69 @@ def test_two_runs_with_one_seed_are_bitwise_equal(comm: Communicator, dtype: str
     np.testing.assert_array_equal(curves, np.broadcast_to(curve, curves.shape))
 
 
-def shared_folder(comm: Communicator) -> Path:
+@contextmanager
+def shared_folder(comm: Communicator) -> Iterator[Path]:
+    """A new folder of all ranks, until all have left it."""
     made = tempfile.mkdtemp(prefix="mpipar-parity-") if comm.rank == 0 else None
-    return Path(comm.broadcast_json(made))
+    yield (folder := Path(comm.broadcast_json(made)))
+    comm.barrier()
+    if comm.rank == 0:
+        shutil.rmtree(folder)
 
 
 def test_going_on_at_another_degree_continues_the_curve(comm: Communicator):
     """All ranks stop after 10 of 20 steps; all but one, or one alone, go on."""
     expected_trainer, expected = run(IdentityCommunicator())
-    folder = shared_folder(comm)
-    stopped = Trainer(comm, changed(steps=STEPS), folder)
-    for _ in range(10):
-        stopped.train_step()
-    stopped.save()
-    for n_ranks in {max(1, comm.size - 1), 1}:
-        group = comm.split(0 if comm.rank < n_ranks else None)
-        if group is None:
-            continue
-        trainer = Trainer(group, RECIPE, folder)
-        assert trainer.resume() == 10
-        rest = [trainer.train_step() for _ in range(10)]
-        curve = np.array([[r.loss, r.gradient_norm, r.learning_rate] for r in rest])
-        assert_same_numbers(trainer, curve, expected_trainer, expected[10:])
-        assert trainer.n_rows_seen == 10 * BATCH // n_ranks
-        group.close()
-    comm.barrier()
+    with shared_folder(comm) as folder:
+        stopped = Trainer(comm, RECIPE, folder)
+        for _ in range(10):
+            stopped.train_step()
+        stopped.save()
+        for n_ranks in sorted({max(1, comm.size - 1), 1}):
+            group = comm.split(0 if comm.rank < n_ranks else None)
+            if group is None:
+                continue
+            trainer = Trainer(group, RECIPE, folder)
+            assert trainer.resume() == 10
+            rest = [trainer.train_step() for _ in range(10)]
+            curve = np.array([[r.loss, r.gradient_norm, r.learning_rate] for r in rest])
+            assert_same_numbers(trainer, curve, expected_trainer, expected[10:])
+            assert trainer.n_rows_seen == 10 * BATCH // n_ranks
+            group.close()
 
 
-def test_a_run_that_was_cut_off_and_goes_on_has_the_same_metrics(comm: Communicator):
-    """Of a whole run: the lines after the last checkpoint are written again, equal to the bit."""
-    recipe = changed(microbatches=1, deterministic=True)
-    whole, cut = shared_folder(comm), shared_folder(comm)
-    Trainer(comm, recipe, whole).run()
-    interrupted = Trainer(comm, recipe, cut)
-    lines = []
+class Stop(Exception):
+    """A run is cut off."""
 
-    class Stop(Exception):
-        pass
 
-    def report(line: str) -> None:
-        lines.append(line)
-
-    step = interrupted.train_step
+def cut_off(trainer, after):
+    """Make a trainer raise `Stop` before the step that follows step `after`."""
+    step = trainer.train_step
 
     def stopping():
-        if interrupted.step == 13:
+        if trainer.step == after:
             raise Stop
         return step()
 
-    interrupted.train_step = stopping
-    with pytest.raises(Stop):
-        interrupted.run(report)
-    again = Trainer(comm, recipe, cut)
-    assert again.resume() == 10
-    again.run()
-    keys = ("step", "loss", "gradient_norm", "learning_rate")
-    curves = [[[r[k] for k in keys] for r in read_metrics(folder)] for folder in (whole, cut)]
-    assert len(curves[0]) == STEPS
-    assert curves[0] == curves[1]
-    assert bool(lines) == (comm.rank == 0)
-    comm.barrier()
+    trainer.train_step = stopping
+
+
+def test_a_run_that_was_cut_off_and_goes_on_has_the_same_metrics(comm: Communicator):
+    """The lines after the last checkpoint are written again, equal to the bit."""
+    with shared_folder(comm) as whole, shared_folder(comm) as cut:
+        Trainer(comm, RECIPE, whole).run()
+        interrupted = Trainer(comm, RECIPE, cut)
+        cut_off(interrupted, after=13)
+        lines: list[str] = []
+        with pytest.raises(Stop):
+            interrupted.run(lines.append)
+        assert bool(lines) == (comm.rank == 0)
+        comm.barrier()
+        again = Trainer(comm, RECIPE, cut)
+        assert again.resume() == 10
+        again.run()
+        comm.barrier()
+        keys = ("step", "loss", "gradient_norm", "learning_rate")
+        curves = [[[r[k] for k in keys] for r in read_metrics(f)] for f in (whole, cut)]
+        assert len(curves[0]) == STEPS
+        assert curves[0] == curves[1]
