@@ -1,6 +1,8 @@
 """Models whose layers are parts with a forward, an input gradient and a weight gradient."""
 
-from mpipar.models.config import GPTConfig
-from mpipar.models.gpt import GPT, GPTContext
+from mpipar.models.config import GPTConfig, LlamaConfig, ModelConfig
+from mpipar.models.gpt import GPT
+from mpipar.models.llama import Llama
+from mpipar.models.model import Context, Model
 
-__all__ = ["GPT", "GPTConfig", "GPTContext"]
+__all__ = ["Context", "GPT", "GPTConfig", "Llama", "LlamaConfig", "Model", "ModelConfig"]

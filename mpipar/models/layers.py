@@ -1,6 +1,12 @@
-"""The layers of a GPT: embedding, block (attention and feed-forward) and head."""
+"""The layers that models share: embedding, attention, feed-forward, head, and a block of halves.
+
+Widths come from the configuration in `_shapes` and in the head counts of `Attention`, and from the
+arrays elsewhere.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -8,21 +14,21 @@ from mpipar import nn
 from mpipar.errors import OutOfRange
 from mpipar.models.config import GPTConfig
 from mpipar.models.parts import Gradients, Parameters, Part, Residual, Saved
-from mpipar.models.workspace import Workspace
 from mpipar.nn.array import Array, namespace
 
 
 class Embedding(Part):
-    """Token and learned position embeddings: the first layer."""
+    """Token embedding, and learned positions where the model has them: the first layer."""
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
-        return {"tok.weight": (c.vocabulary, c.width), "pos.weight": (c.sequence, c.width)}
+        shapes: dict[str, tuple[int, ...]] = {"tok.weight": (c.vocabulary, c.width)}
+        return {**shapes, "pos.weight": (c.sequence, c.width)} if c.learns_positions else shapes
 
     def forward(
         self, p: Parameters, tokens: Array, generator: np.random.Generator | None = None
     ) -> tuple[Array, Saved]:
-        """Look tokens up and add their positions.
+        """Look tokens up and add learned positions.
 
         Parameters
         ----------
@@ -41,17 +47,19 @@ class Embedding(Part):
         Raises
         ------
         OutOfRange
-            If rows are longer than the position table, or a token lies outside the vocabulary.
+            If rows are longer than the configuration's, or a token lies outside the vocabulary.
         """
         n = tokens.shape[1]
         if not 1 <= n <= self.config.sequence:
             raise OutOfRange("tokens in a row", f"1..{self.config.sequence}", n)
-        weight, positions = p["tok.weight"], p["pos.weight"][:n, :]
+        weight = p["tok.weight"]
         x = self.workspace.take(weight, (*tokens.shape, self.config.width))
         nn.embedding(tokens, weight, out=x)
         xp = namespace(x)
-        for row in range(x.shape[0]):
-            xp.add(x[row, ...], positions, out=x[row, ...])
+        if self.config.learns_positions:
+            positions = p["pos.weight"][:n, :]
+            for row in range(x.shape[0]):
+                xp.add(x[row, ...], positions, out=x[row, ...])
         saved: Saved = {"tokens": tokens}
         slope = self._dropout(x, saved, generator)
         if slope is not None:
@@ -82,7 +90,8 @@ class Embedding(Part):
             Where they go; a tied head has written there before.
         """
         rows, tied = saved["grad_rows"], self.config.tied
-        gradients.put("pos.weight", _position_backward, rows)
+        if self.config.learns_positions:
+            gradients.put("pos.weight", _position_backward, rows)
         gradients.put("tok.weight", nn.embedding_backward, saved["tokens"], rows, add=tied)
         self.release(saved)
 
@@ -100,17 +109,15 @@ class Attention(Residual):
 
     norm = "ln1"
     closing = "proj"
+    grad_inner = "grad_qkv"
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
         n_qkv = (c.n_heads + 2 * c.kv_heads) * c.head_width
         return {
-            "ln1.weight": (c.width,),
-            "ln1.bias": (c.width,),
-            "qkv.weight": (n_qkv, c.width),
-            "qkv.bias": (n_qkv,),
-            "proj.weight": (c.width, c.width),
-            "proj.bias": (c.width,),
+            **self._with_bias("ln1", c.width),
+            **self._with_bias("qkv", n_qkv, c.width),
+            **self._with_bias("proj", c.width, c.n_heads * c.head_width),
         }
 
     def _heads(self, x: Array) -> Array:
@@ -126,8 +133,10 @@ class Attention(Residual):
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
         qkv = saved["qkv"] = self._linear("qkv", p, h)
-        namespace(h).add(qkv, p[self.prefix + "qkv.bias"], out=qkv)
-        attended = self._like(h, self.config.width)
+        if (bias := self._bias("qkv", p)) is not None:
+            namespace(h).add(qkv, bias, out=qkv)
+        self._rotate(qkv, nn.rotary)
+        attended = self._like(h, self.config.n_heads * self.config.head_width)
         q, k, v = self._split(qkv)
         _, saved["lse"] = nn.causal_attention(q, k, v, out=self._heads(attended))
         return attended
@@ -146,7 +155,11 @@ class Attention(Residual):
             grad_v=grad_v,
         )
         self.workspace.give(grad)
+        self._rotate(saved["grad_qkv"], nn.rotary_backward)
         return self._linear_backward("qkv", p, saved["grad_qkv"])
+
+    def _rotate(self, qkv: Array, rotate: Callable[..., Array]) -> None:
+        """Turn queries and keys by their positions, in place; nothing where positions are added."""
 
     def _inner_weight(self, saved: Saved, gradients: Gradients) -> None:
         self._linear_weight("qkv", saved["normed"], saved["grad_qkv"], gradients)
@@ -157,22 +170,21 @@ class FeedForward(Residual):
 
     norm = "ln2"
     closing = "down"
+    config: GPTConfig
+    grad_inner = "grad_up"
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         width, hidden = self.config.width, self.config.hidden
         return {
-            "ln2.weight": (width,),
-            "ln2.bias": (width,),
-            "up.weight": (hidden, width),
-            "up.bias": (hidden,),
-            "down.weight": (width, hidden),
-            "down.bias": (width,),
+            **self._with_bias("ln2", width),
+            **self._with_bias("up", hidden, width),
+            **self._with_bias("down", width, hidden),
         }
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
         # The slope takes the place of the pre-activation, which nothing reads again.
         u = saved["slope"] = self._linear("up", p, h)
-        return nn.gelu(u, p[self.prefix + "up.bias"], out=self._like(u), slope=u)
+        return nn.gelu(u, self._bias("up", p), out=self._like(u), slope=u)
 
     def _inner_backward(self, p: Parameters, grad: Array, saved: Saved) -> Array:
         u = saved["grad_up"] = nn.slope_backward(grad, saved["slope"], out=grad)
@@ -191,7 +203,7 @@ class Head(Part):
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.config
-        shapes: dict[str, tuple[int, ...]] = {"ln.weight": (c.width,), "ln.bias": (c.width,)}
+        shapes = self._with_bias("ln", c.width)
         return shapes if c.tied else {**shapes, "head.weight": (c.vocabulary, c.width)}
 
     def forward(
@@ -215,13 +227,33 @@ class Head(Part):
         tuple of float and Saved
             `loss_scale` times the sum, and what backward needs.
         """
-        c, weight = self.config, p[self._weight]
+        c = self.config
         saved: Saved = {"targets": targets, "scale": loss_scale}
-        h = self._norm("ln", p, x, saved)
-        self.workspace.give(x)
-        logits = saved["logits"] = nn.linear(h, weight, out=self._like(h, weight.shape[0]))
+        logits = saved["logits"] = self.logits(p, x, saved)
         loss, saved["lse"] = nn.cross_entropy(logits, targets, c.ignore_index, c.label_smoothing)
         return loss_scale * loss, saved
+
+    def logits(self, p: Parameters, x: Array, saved: Saved) -> Array:
+        """Scores of all tokens.
+
+        Parameters
+        ----------
+        p : mapping of str to Array
+            Parameters by full name.
+        x : Array
+            Residual stream, shape ``(batch, sequence, width)``; given back to the workspace.
+        saved : Saved
+            Receives what backward needs of the norm.
+
+        Returns
+        -------
+        Array
+            Shape ``(batch, sequence, vocabulary)``.
+        """
+        h = self._norm("ln", p, x, saved)
+        self.workspace.give(x)
+        weight = p[self._weight]
+        return nn.linear(h, weight, out=self._like(h, weight.shape[0]))
 
     def backward_input(self, p: Parameters, saved: Saved) -> Array:
         """Gradient of the residual stream; gradients that the weights need are saved.
@@ -250,7 +282,9 @@ class Head(Part):
             out=logits,
         )
         h = nn.linear_backward_input(logits, p[self._weight], out=self._like(logits, c.width))
-        return self._norm_backward("ln", p, h, saved)
+        x = self._norm_backward("ln", p, h, saved)
+        self.release(saved, ("normed", "logits", "norm_sums"))
+        return x
 
     def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
         """Write the weight gradients, last parameter first, and release what was saved.
@@ -270,24 +304,16 @@ class Head(Part):
 
 
 class Block:
-    """One transformer layer: attention, then feed-forward.
+    """One transformer layer: its halves in forward order.
 
     Parameters
     ----------
-    config : GPTConfig
-        The model's configuration.
-    workspace : Workspace
-        Lends activation buffers.
-    index : int
-        Number of the layer in the whole model.
+    halves : sequence of Residual
+        Such as attention and feed-forward.
     """
 
-    def __init__(self, config: GPTConfig, workspace: Workspace, index: int) -> None:
-        prefix = f"blocks.{index}."
-        self.halves: tuple[Residual, ...] = (
-            Attention(config, workspace, prefix),
-            FeedForward(config, workspace, prefix),
-        )
+    def __init__(self, halves: Sequence[Residual]) -> None:
+        self.halves = tuple(halves)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the parameter shapes by full name, in forward order.
@@ -302,7 +328,7 @@ class Block:
     def forward(
         self, p: Parameters, x: Array, generator: np.random.Generator | None = None
     ) -> tuple[Array, list[Saved]]:
-        """Run both halves forward.
+        """Run the halves forward.
 
         Parameters
         ----------

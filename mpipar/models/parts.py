@@ -9,13 +9,13 @@ The residual stream is updated in place: what a part returns is the array that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mpipar import nn
-from mpipar.models.config import GPTConfig
+from mpipar.models.config import ModelConfig
 from mpipar.models.workspace import Workspace
 from mpipar.nn.array import Array, store
 
@@ -75,12 +75,44 @@ class Gradients:
             self._on_ready(name)
 
 
+class Streams:
+    """Dropout of one microbatch: each layer draws from a stream of its own.
+
+    So masks do not depend on which rank computes a layer, nor on how often.
+
+    Parameters
+    ----------
+    generator : numpy.random.Generator, optional
+        Gives one number; without it there is no dropout.
+    """
+
+    def __init__(self, generator: np.random.Generator | None = None) -> None:
+        self._seed = None if generator is None else int(generator.integers(1 << 62))
+
+    def layer(self, index: int) -> np.random.Generator | None:
+        """The stream of a layer, from its beginning.
+
+        Parameters
+        ----------
+        index : int
+            0 for the embedding, then the blocks from 1 on.
+
+        Returns
+        -------
+        numpy.random.Generator or None
+            None without dropout.
+        """
+        if self._seed is None:
+            return None
+        return np.random.Generator(np.random.Philox([self._seed, index]))
+
+
 class Part:
     """A layer or half a layer: configuration, name prefix and buffers.
 
     Parameters
     ----------
-    config : GPTConfig
+    config : ModelConfig
         The model's configuration.
     workspace : Workspace
         Lends activation buffers.
@@ -88,7 +120,7 @@ class Part:
         Start of the parameter names, such as ``"blocks.0."``.
     """
 
-    def __init__(self, config: GPTConfig, workspace: Workspace, prefix: str = "") -> None:
+    def __init__(self, config: ModelConfig, workspace: Workspace, prefix: str = "") -> None:
         self.config = config
         self.workspace = workspace
         self.prefix = prefix
@@ -106,16 +138,21 @@ class Part:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         raise NotImplementedError
 
-    def release(self, saved: Saved) -> None:
-        """Give the saved arrays back to the workspace.
+    def release(self, saved: Saved, but: Iterable[str] = ()) -> None:
+        """Give saved arrays back to the workspace.
 
         Parameters
         ----------
         saved : Saved
-            Emptied.
+            Emptied, but for the arrays named here.
+        but : iterable of str
+            What stays.
         """
-        self.workspace.give(*saved.values())
+        kept = {name: saved[name] for name in but}
+        needed = {id(value) for value in kept.values()}
+        self.workspace.give(*(v for v in saved.values() if id(v) not in needed))
         saved.clear()
+        saved.update(kept)
 
     def _like(self, x: Array, width: int | None = None) -> Array:
         return self.workspace.take(x, (*x.shape[:-1], x.shape[-1] if width is None else width))
@@ -123,9 +160,21 @@ class Part:
     def _norm(self, name: str, p: Parameters, x: Array, saved: Saved) -> Array:
         n = self.prefix + name
         h, xhat = saved["normed"], saved["normalized"] = self._like(x), self._like(x)
-        weight, bias = p[n + ".weight"], p[n + ".bias"]
-        saved["rstd"] = nn.layer_norm(x, weight, bias, self.config.eps, h, xhat)[2]
+        weight, bias, eps = p[n + ".weight"], self._bias(name, p), self.config.eps
+        if self.config.uses_rms_norm:
+            saved["rstd"] = nn.rms_norm(x, weight, eps, h, xhat)[2]
+        else:
+            saved["rstd"] = nn.layer_norm(x, weight, bias, eps, h, xhat)[2]
         return h
+
+    def _bias(self, name: str, p: Parameters) -> Array | None:
+        return p[f"{self.prefix}{name}.bias"] if self.config.has_bias else None
+
+    def _with_bias(self, name: str, n_out: int, n_in: int = 0) -> dict[str, tuple[int, ...]]:
+        """Shapes of a linear map, or of a norm where `n_in` is 0."""
+        shape = (n_out, n_in) if n_in else (n_out,)
+        weight: dict[str, tuple[int, ...]] = {f"{name}.weight": shape}
+        return {**weight, f"{name}.bias": (n_out,)} if self.config.has_bias else weight
 
     def _norm_backward(
         self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None = None
@@ -134,13 +183,16 @@ class Part:
         weight, xhat = p[f"{self.prefix}{name}.weight"], saved["normalized"]
         sums = saved["norm_sums"] = self.workspace.take(grad, (2, grad.shape[-1]))
         to = self._like(grad)
-        nn.layer_norm_backward_input(grad, weight, xhat, saved["rstd"], residual, to, sums)
+        rms = self.config.uses_rms_norm
+        backward = nn.rms_norm_backward_input if rms else nn.layer_norm_backward_input
+        backward(grad, weight, xhat, saved["rstd"], residual, to, sums)
         self.workspace.give(grad)
         return to
 
     def _norm_weight(self, name: str, saved: Saved, gradients: Gradients) -> None:
         n, sums = self.prefix + name, saved["norm_sums"]
-        gradients.put(n + ".bias", store, sums[1, :])
+        if self.config.has_bias:
+            gradients.put(n + ".bias", store, sums[1, :])
         gradients.put(n + ".weight", store, sums[0, :])
 
     def _linear(self, name: str, p: Parameters, x: Array) -> Array:
@@ -154,7 +206,8 @@ class Part:
 
     def _linear_weight(self, name: str, x: Array, grad: Array, gradients: Gradients) -> None:
         n = self.prefix + name
-        gradients.put(n + ".bias", nn.bias_backward, grad)
+        if self.config.has_bias:
+            gradients.put(n + ".bias", nn.bias_backward, grad)
         gradients.put(n + ".weight", nn.linear_backward_weight, x, grad)
 
     def _dropout(
@@ -174,11 +227,13 @@ class Part:
 class Residual(Part):
     """A branch ``x + dropout(closing(inner(norm(x))))`` of the residual stream.
 
-    A subclass names its norm and its closing linear map, and gives the inner function.
+    A subclass names its norm, its closing linear map and the gradient that the weights inside
+    need, and gives the inner function.
     """
 
     norm: str
     closing: str
+    grad_inner: str
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
         raise NotImplementedError
@@ -212,7 +267,7 @@ class Residual(Part):
         saved["inner"] = self._inner(p, self._norm(self.norm, p, x, saved), saved)
         branch = self._linear(self.closing, p, saved["inner"])
         slope = self._dropout(x, saved, generator)
-        nn.add_residual(x, branch, p[f"{self.prefix}{self.closing}.bias"], slope)
+        nn.add_residual(x, branch, self._bias(self.closing, p), slope)
         self.workspace.give(branch)
         return x, saved
 
@@ -237,7 +292,9 @@ class Residual(Part):
         saved["grad_closing"] = self._dropout_backward(grad, saved)
         inner = self._linear_backward(self.closing, p, saved["grad_closing"])
         h = self._inner_backward(p, inner, saved)
-        return self._norm_backward(self.norm, p, h, saved, residual=grad)
+        x = self._norm_backward(self.norm, p, h, saved, residual=grad)
+        self.release(saved, ("inner", "grad_closing", "normed", "norm_sums", self.grad_inner))
+        return x
 
     def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
         """Write the weight gradients, last parameter first, and release what was saved.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import mpipar.nn.array as nn_array
@@ -31,6 +32,7 @@ class Workspace:
         self.n_allocations = 0
         self.n_bytes = 0
         self._free: dict[tuple[Any, ...], list[Array]] = {}
+        self._kept: dict[Hashable, Any] = {}
         self._lent: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 
     def take(self, like: Array, shape: tuple[int, ...]) -> Array:
@@ -57,6 +59,30 @@ class Workspace:
             self.n_bytes += math.prod(array.shape) * getattr(array.dtype, "itemsize", 0)
         self._lent[id(array)] = array
         return array
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes that are lent at this moment."""
+        return sum(a.nbytes for a in self._lent.values())
+
+    def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return a constant, made at the first call.
+
+        Parameters
+        ----------
+        key : hashable
+            Names it.
+        make : callable
+            Makes it.
+
+        Returns
+        -------
+        object
+            The same one for every call with this key.
+        """
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def give(self, *arrays: Array | None) -> None:
         """Take lent arrays back; arrays that were not lent here are left alone.

@@ -5,7 +5,7 @@ pipelines run them at different times. Weight gradients take ``out=`` and ``accu
 can be views of a communication bucket.
 """
 
-from mpipar.nn.activation import gelu, silu, slope_backward
+from mpipar.nn.activation import gelu, silu, slope_backward, swiglu, swiglu_backward
 from mpipar.nn.attention import causal_attention, causal_attention_backward
 from mpipar.nn.dropout import add_residual, dropout_slope
 from mpipar.nn.linear import (
@@ -25,6 +25,7 @@ from mpipar.nn.norm import (
     rms_norm_backward_input,
 )
 from mpipar.nn.optim import adamw_update
+from mpipar.nn.rotary import rotary, rotary_backward, rotary_tables
 
 __all__ = [
     "adamw_update",
@@ -46,6 +47,11 @@ __all__ = [
     "norm_backward_weight",
     "rms_norm",
     "rms_norm_backward_input",
+    "rotary",
+    "rotary_backward",
+    "rotary_tables",
     "silu",
     "slope_backward",
+    "swiglu",
+    "swiglu_backward",
 ]

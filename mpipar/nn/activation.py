@@ -1,8 +1,8 @@
-"""GELU and SiLU: elementwise functions that hand out their own derivative.
+"""GELU, SiLU and SwiGLU: elementwise functions that hand out their own derivative.
 
 Forward knows everything that the derivative needs while it is in the cache, so it can write the
 *slope* (dy/dx) as well, over its own input if that is not needed again. Backward is then one
-product for all of them, dropout included: `slope_backward`.
+product for all of them, dropout included: `slope_backward`, and `swiglu_backward` for two inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mpipar.errors import UnsupportedArray
 from mpipar.nn.array import Array, as_rows, empty_like, namespace, row_chunks
 from mpipar.nn.checks import check_floating, check_shape
 
@@ -170,3 +171,89 @@ def slope_backward(grad: Array, slope: Array, out: Array | None = None) -> Array
     check_shape("slope_backward", "slope", slope, tuple(grad.shape))
     out = empty_like(grad) if out is None else out
     return namespace(grad, slope).multiply(grad, slope, out=out)
+
+
+def swiglu(x: Array, out: Array | None = None, slopes: Array | None = None) -> Array:
+    """SwiGLU (Shazeer 2020): ``silu(gate) * up`` of two halves that stand side by side.
+
+    Parameters
+    ----------
+    x : Array
+        Gate, then up: shape ``(..., 2 * width)``.
+    out : Array, optional
+        Shape ``(..., width)``, C-contiguous.
+    slopes : Array, optional
+        Receives the derivatives by gate and by up, side by side; shape of `x`, C-contiguous; may be
+        `x`.
+
+    Returns
+    -------
+    Array
+        Shape ``(..., width)``.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    check_floating("swiglu", x=x)
+    width = _half("swiglu", x)
+    out = empty_like(x, (*x.shape[:-1], width)) if out is None else out
+    check_shape("swiglu", "out", out, (*x.shape[:-1], width))
+    if slopes is not None:
+        check_shape("swiglu", "slopes", slopes, tuple(x.shape))
+    xp = namespace(x)
+    rows, outs = as_rows(x), as_rows(out, "out")
+    to = None if slopes is None else as_rows(slopes, "slopes")
+    for c in row_chunks(rows):
+        gate, up = rows[c, :width], rows[c, width:]
+        value, slope, *scratch = (empty_like(gate) for _ in range(4))
+        _silu_chunk(xp, gate, value, None if to is None else slope, scratch)
+        xp.multiply(value, up, out=outs[c, :])
+        if to is not None:
+            xp.multiply(slope, up, out=to[c, :width])
+            to[c, width:] = value
+    return out
+
+
+def swiglu_backward(grad: Array, slopes: Array, out: Array | None = None) -> Array:
+    """Gradient of `swiglu` with respect to gate and up, side by side.
+
+    Parameters
+    ----------
+    grad : Array
+        Gradient of the output, shape ``(..., width)``.
+    slopes : Array
+        As `swiglu` handed them out, shape ``(..., 2 * width)``.
+    out : Array, optional
+        Shape of `slopes`, C-contiguous; may be `slopes`.
+
+    Returns
+    -------
+    Array
+        Shape of `slopes`.
+
+    Raises
+    ------
+    UnsupportedArray
+        If shapes or dtypes do not fit.
+    """
+    check_floating("swiglu_backward", grad=grad, slopes=slopes)
+    width = _half("swiglu_backward", slopes)
+    check_shape("swiglu_backward", "grad", grad, (*slopes.shape[:-1], width))
+    out = empty_like(slopes) if out is None else out
+    check_shape("swiglu_backward", "out", out, tuple(slopes.shape))
+    xp = namespace(grad, slopes)
+    grads, rows, outs = as_rows(grad), as_rows(slopes), as_rows(out, "out")
+    for c in row_chunks(rows):
+        for half in (slice(0, width), slice(width, 2 * width)):
+            xp.multiply(grads[c, :], rows[c, half], out=outs[c, half])
+    return out
+
+
+def _half(name: str, x: Array) -> int:
+    if x.ndim < 1 or x.shape[-1] % 2:
+        raise UnsupportedArray(
+            f"{name} needs gate and up side by side, (..., 2 * width), got {tuple(x.shape)}"
+        )
+    return int(x.shape[-1]) // 2

@@ -189,6 +189,24 @@ def filled(like: Array, shape: tuple[int, ...], value: float) -> Array:
     return array
 
 
+def arange_like(like: Array, n: int) -> Array:
+    """Whole numbers from 0 to `n` on the same device.
+
+    Parameters
+    ----------
+    like : Array
+        Gives library and device.
+    n : int
+        How many.
+
+    Returns
+    -------
+    Array
+        Shape ``(n,)``, of the library's default integer dtype.
+    """
+    return namespace(like).arange(n, device=array_api_compat.device(like))
+
+
 def store(values: Array, out: Array | None = None, accumulate: bool = False) -> Array:
     """Write values into `out`, or add them there.
 
