@@ -1,43 +1,60 @@
-"""A run of a GPT's layers as a pipeline stage."""
+"""A run of a model's layers as a pipeline stage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from mpipar.errors import CountOutOfRange
-from mpipar.models.gpt import GPT
-from mpipar.models.parts import Gradients, Parameters, Saved
+from mpipar.models.model import Model
+from mpipar.models.parts import Gradients, Parameters, Part, Residual, Saved, Streams
 from mpipar.nn.array import Array
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Spec = tuple[tuple[int, ...], str]
 
 
-class GPTStage:
-    """Layers ``start`` to ``stop`` of a GPT, with the embedding before the first and the head last.
+class ModelStage:
+    """Layers ``start`` to ``stop`` of a model; the embedding before the first, the head last.
 
     Parameters
     ----------
-    model : GPT
+    model : Model
         Owns the layers and the activation buffers.
     layers : range
         Its blocks; may be empty.
     is_first, is_last : bool
         Whether it embeds the tokens, and whether it computes the loss.
+    dtype : dtype
+        Of the activations.
+    recompute : bool
+        Keep only the stage's input, and run forward a second time before the backward.
     """
 
-    def __init__(self, model: GPT, layers: range, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        layers: range,
+        is_first: bool,
+        is_last: bool,
+        dtype: DTypeLike = np.float32,
+        recompute: bool = False,
+    ) -> None:
         if not 0 <= layers.start <= layers.stop <= model.config.n_layers:
             raise CountOutOfRange("layers of a stage", f"0..{model.config.n_layers}", layers.stop)
         self.model = model
+        self.layers = layers
         self.is_first = is_first
         self.is_last = is_last
-        self.blocks = [model.blocks[i] for i in layers]
+        self.recompute = recompute
         self.loss = 0.0
-        self.peak_in_flight = 0
-        self._saved: dict[int, tuple[Saved, list[list[Saved]], Saved]] = {}
+        self._halves: list[Residual] = [h for i in layers for h in model.blocks[i].halves]
+        self._dtype = np.dtype(dtype).name
+        self._saved: dict[int, list[Saved]] = {}
+        self._inputs: dict[int, Array | None] = {}
         self._rows: Sequence[Rows] = ()
         self._n_weights = 0
 
@@ -49,7 +66,7 @@ class GPTStage:
         list of str
             A tied embedding stands in the first and in the last stage.
         """
-        parts = [block.shapes() for block in self.blocks]
+        parts = [half.shapes() for half in self._halves]
         if self.is_first:
             parts.insert(0, self.model.embedding.shapes())
         if self.is_last:
@@ -57,23 +74,13 @@ class GPTStage:
             parts.append({**tied, **self.model.head.shapes()})
         return list(dict.fromkeys(name for part in parts for name in part))
 
-    def bind(self, parameters: Parameters) -> None:
-        """Take the parameters, for `evaluate`.
-
-        Parameters
-        ----------
-        parameters : mapping of str to Array
-            Those of this stage at least.
-        """
-        self._parameters = parameters
-
     def begin(
         self,
         parameters: Parameters,
         gradients: Parameters,
         rows: Sequence[Rows],
         scale: float,
-        generators: Sequence[np.random.Generator | None],
+        streams: Sequence[Streams],
     ) -> None:
         """Take the microbatches of a step.
 
@@ -85,18 +92,26 @@ class GPTStage:
             Tokens and one more, shape ``(batch, sequence + 1)``, one array a microbatch.
         scale : float
             Factor on the summed loss.
-        generators : sequence of numpy.random.Generator or None
-            Dropout of each microbatch.
+        streams : sequence of Streams
+            Dropout of each microbatch, equal on every stage.
         """
-        self.bind(parameters)
-        self._gradients = gradients
-        self._rows, self._scale, self._generators = rows, scale, generators
+        self._parameters, self._gradients = parameters, gradients
+        self._rows, self._scale, self._streams = rows, scale, streams
         self.loss = 0.0
         self._n_weights = 0
+        self._drop()
         if self.model.config.tied and (self.is_first or self.is_last):
             gradients["tok.weight"][...] = 0
 
-    def input_spec(self, microbatch: int) -> tuple[tuple[int, ...], str] | None:
+    def _drop(self) -> None:
+        """Forget what a step that failed has left."""
+        self.model.workspace.give(*self._inputs.values())
+        for saved in self._saved.values():
+            self.model.workspace.give(*(array for part in saved for array in part.values()))
+        self._saved.clear()
+        self._inputs.clear()
+
+    def input_spec(self, microbatch: int) -> Spec | None:
         """Shape and dtype name of the activation that it takes.
 
         Parameters
@@ -111,7 +126,7 @@ class GPTStage:
         """
         return None if self.is_first else self._spec(microbatch)
 
-    def output_spec(self, microbatch: int) -> tuple[tuple[int, ...], str] | None:
+    def output_spec(self, microbatch: int) -> Spec | None:
         """Shape and dtype name of the activation that it gives.
 
         Parameters
@@ -126,10 +141,11 @@ class GPTStage:
         """
         return None if self.is_last else self._spec(microbatch)
 
-    def _spec(self, microbatch: int) -> tuple[tuple[int, ...], str]:
+    def _spec(self, microbatch: int) -> Spec:
         n, columns = self._rows[microbatch].shape
-        dtype = next(iter(self._parameters.values())).dtype
-        return (n, columns - 1, self.model.config.width), dtype.name
+        return (n, columns - 1, self.model.config.width), self._dtype
+
+    # -- one microbatch ---------------------------------------------------------------------
 
     def forward(self, microbatch: int, x: Array | None) -> Array | None:
         """Run the layers; the last stage adds to `loss`.
@@ -146,22 +162,56 @@ class GPTStage:
         Array or None
             Residual stream for the next stage; None from the last.
         """
-        p, noise = self._parameters, self._generators[microbatch]
-        rows = self._rows[microbatch]
-        first: Saved = {}
+        if self.recompute:
+            kept = None
+            if x is not None:
+                kept = self.model.workspace.take(x, tuple(x.shape))
+                kept[...] = x
+            self._inputs[microbatch] = kept
+            y, loss = self._run(microbatch, x, None)
+        else:
+            saved = self._saved[microbatch] = []
+            y, loss = self._run(microbatch, x, saved)
+        self.loss += loss
+        return y
+
+    def _run(
+        self, microbatch: int, x: Array | None, saved: list[Saved] | None
+    ) -> tuple[Array | None, float]:
+        rows, streams = self._rows[microbatch], self._streams[microbatch]
+        return self._layers(self._parameters, rows, x, streams, self._scale, saved)
+
+    def _layers(
+        self,
+        p: Parameters,
+        rows: Rows,
+        x: Array | None,
+        streams: Streams,
+        scale: float,
+        saved: list[Saved] | None,
+    ) -> tuple[Array | None, float]:
+        """Output and loss; what backward needs goes into `saved`, or is given back at once."""
+
+        def keep(part: Part, what: Saved) -> None:
+            if saved is None:
+                part.release(what)
+            else:
+                saved.append(what)
+
+        model = self.model
         if x is None:
-            x, first = self.model.embedding.forward(p, rows[:, :-1], noise)
-        kept = []
-        for block in self.blocks:
-            x, saved = block.forward(p, x, noise)
-            kept.append(saved)
-        last: Saved = {}
-        if self.is_last:
-            loss, last = self.model.head.forward(p, x, rows[:, 1:], self._scale)
-            self.loss += loss
-        self._saved[microbatch] = (first, kept, last)
-        self.peak_in_flight = max(self.peak_in_flight, len(self._saved))
-        return None if self.is_last else x
+            x, what = model.embedding.forward(p, rows[:, :-1], streams.layer(0))
+            keep(model.embedding, what)
+        for number in self.layers:
+            stream = streams.layer(number + 1)
+            for half in model.blocks[number].halves:
+                x, what = half.forward(p, x, stream)
+                keep(half, what)
+        if not self.is_last:
+            return x, 0.0
+        loss, what = model.head.forward(p, x, rows[:, 1:], scale)
+        keep(model.head, what)
+        return None, loss
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """Gradient of the stage's input (I).
@@ -178,16 +228,7 @@ class GPTStage:
         Array or None
             None from the first stage.
         """
-        first, kept, last = self._saved[microbatch]
-        p = self._parameters
-        if grad is None:
-            grad = self.model.head.backward_input(p, last)
-        for block, saved in zip(reversed(self.blocks), reversed(kept), strict=True):
-            grad = block.backward_input(p, saved, grad)
-        if self.is_first:
-            self.model.embedding.backward_input(first, grad)
-            return None
-        return grad
+        return self._backward(microbatch, grad, lambda part, saved: None)
 
     def backward_weight(self, microbatch: int) -> None:
         """Weight gradients (W); the first of a step writes, later ones add.
@@ -197,21 +238,70 @@ class GPTStage:
         microbatch : int
             Which one; its activations are freed.
         """
-        first, kept, last = self._saved.pop(microbatch)
-        to = _StageGradients(self._gradients, self._n_weights > 0)
-        self._n_weights += 1
+        saved, to = self._saved.pop(microbatch), self._targets()
         if self.is_last:
-            self.model.head.backward_weight(last, to)
-        for block, saved in zip(reversed(self.blocks), reversed(kept), strict=True):
-            block.backward_weight(saved, to)
+            self.model.head.backward_weight(saved.pop(), to)
+        for half in reversed(self._halves):
+            half.backward_weight(saved.pop(), to)
         if self.is_first:
-            self.model.embedding.backward_weight(first, to)
+            self.model.embedding.backward_weight(saved.pop(), to)
 
-    def evaluate(self, rows: Rows, x: Array | None) -> Array | float:
-        """Run the layers without keeping anything.
+    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
+        """Both in one (B), layer by layer, while what they share is in the caches.
 
         Parameters
         ----------
+        microbatch : int
+            Which one; its activations are freed.
+        grad : Array or None
+            Gradient of its output; None for the last stage.
+
+        Returns
+        -------
+        Array or None
+            Gradient of its input; None from the first stage.
+        """
+        to = self._targets()
+        grad = self._backward(microbatch, grad, lambda part, what: part.backward_weight(what, to))
+        self._saved.pop(microbatch)
+        return grad
+
+    def _backward(
+        self, microbatch: int, grad: Array | None, then: Callable[[Any, Saved], None]
+    ) -> Array | None:
+        if self.recompute:
+            saved = self._saved[microbatch] = []
+            y, _ = self._run(microbatch, self._inputs.pop(microbatch), saved)
+            self.model.workspace.give(y)
+        saved, p, model = list(self._saved[microbatch]), self._parameters, self.model
+        if self.is_last:
+            what = saved.pop()
+            grad = model.head.backward_input(p, what)
+            then(model.head, what)
+        for half in reversed(self._halves):
+            what = saved.pop()
+            grad = half.backward_input(p, what, grad)
+            then(half, what)
+        if not self.is_first:
+            return grad
+        what = saved.pop()
+        model.embedding.backward_input(what, grad)
+        then(model.embedding, what)
+        return None
+
+    def _targets(self) -> Gradients:
+        self._n_weights += 1
+        return _StageGradients(self._gradients, self._n_weights > 1)
+
+    def evaluate(
+        self, parameters: Parameters, rows: Rows, x: Array | None
+    ) -> tuple[Array | None, float]:
+        """Run the layers without dropout and without keeping anything.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Array
+            Those of this stage at least.
         rows : ndarray
             Tokens and one more, shape ``(batch, sequence + 1)``.
         x : Array or None
@@ -219,21 +309,10 @@ class GPTStage:
 
         Returns
         -------
-        Array or float
-            For the next stage; from the last the summed loss.
+        tuple of Array and float
+            For the next stage (None from the last), and the summed loss (0 but from the last).
         """
-        p, model = self._parameters, self.model
-        if x is None:
-            x, saved = model.embedding.forward(p, rows[:, :-1])
-            model.embedding.release(saved)
-        for half in (half for block in self.blocks for half in block.halves):
-            x, saved = half.forward(p, x)
-            half.release(saved)
-        if not self.is_last:
-            return x
-        loss, saved = model.head.forward(p, x, rows[:, 1:])
-        model.head.release(saved)
-        return loss
+        return self._layers(parameters, rows, x, Streams(), 1.0, None)
 
 
 class _StageGradients(Gradients):

@@ -26,6 +26,7 @@ from mpipar.pipeline_parallel.passes import (
     defer_receives,
     lower,
     merge_backward,
+    split_backward,
 )
 from mpipar.pipeline_parallel.schedule import Schedule, placement
 from mpipar.pipeline_parallel.simulation import peak_memory, simulate
@@ -79,6 +80,7 @@ __all__ = [
     "save_gantt",
     "simulate",
     "slot_grid",
+    "split_backward",
     "validate",
     "write_chrome_trace",
 ]

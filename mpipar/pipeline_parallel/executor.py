@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, Request
-from mpipar.errors import CollectiveMismatch, ScheduleError
-from mpipar.pipeline_parallel.action import Action, Kind, OverlappedPair
+from mpipar.errors import CollectiveMismatch, CollectiveTimeout, RankFailed, ScheduleError
+from mpipar.pipeline_parallel.action import Action, Cell, Kind, OverlappedPair
+from mpipar.pipeline_parallel.graph import Places, partners
 from mpipar.pipeline_parallel.passes import lower
 from mpipar.pipeline_parallel.schedule import Schedule
+from mpipar.pipeline_parallel.text import format_schedule
 from mpipar.pipeline_parallel.timeline import Timeline
 from mpipar.pipeline_parallel.validation import validate
 
-Array = NDArray[Any]
-Spec = tuple[tuple[int, ...], str]
+Array: TypeAlias = NDArray[Any]
+Spec: TypeAlias = tuple[tuple[int, ...], str]
+_Key: TypeAlias = tuple[Kind, int, int]
+_Specs: TypeAlias = dict[str, list[list[Spec | None]]]
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
-_RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 
 
 class Stage(Protocol):
     """What the executor asks of a stage; data, targets and loss are the stage's own business.
 
-    Arrays handed to a stage belong to it. An array that it returns is left alone by it until the
-    next step, since it may still be on its way.
+    Arrays handed to a stage belong to it; an array that it returns belongs to the executor, which
+    gives it back to the pool once it was sent.
     """
 
     def input_spec(self, microbatch: int) -> Spec | None:
@@ -37,7 +42,10 @@ class Stage(Protocol):
         """Shape and dtype name of the activation that it gives; None for the last stage."""
 
     def forward(self, microbatch: int, x: Array | None) -> Array | None:
-        """The activation for the next stage; the last stage keeps its loss."""
+        """The activation for the next stage (F); the last stage keeps its loss."""
+
+    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
+        """Gradient of the stage's input, and those of the weights (B)."""
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """Gradient of the stage's input (I); `grad` is that of its output, None for the last."""
@@ -46,29 +54,50 @@ class Stage(Protocol):
         """Gradients of the weights (W), after `backward_input` of the same microbatch."""
 
 
+class Pool(Protocol):
+    """Where buffers come from and go back to, such as a model's workspace."""
+
+    def take(self, like: Any, shape: tuple[int, ...]) -> Array:
+        """An array of the dtype of `like`."""
+
+    def give(self, *arrays: Any) -> None:
+        """Take arrays back; those that came from elsewhere are left alone."""
+
+
 class PipelineExecutor:
     """Runs one schedule, step after step. Collective over the pipeline group to make and to run.
 
-    Receives are posted where the lowered schedule puts them, ahead of their use; sends never
-    block; stages of one rank hand over without a message. Messages of two equal peers are kept
-    apart by direction and boundary.
+    The receive of each channel (a boundary and a direction) is posted while the message before it
+    is computed on; sends never block; stages of one rank hand over without a message. A stage that
+    raises ends the step on its peers too: they get an empty message instead, and the group can be
+    used again.
 
     Parameters
     ----------
     comm : Communicator
         The pipeline axis, such as ``mesh.comm("pp")``.
     schedule : Schedule
-        Compute-only or lowered; validated here.
+        Compute-only or lowered, the same on every rank; validated here.
     stages : mapping of int to Stage
         The stages of this rank.
     on_reduce : callable, optional
         Called with a stage once its last weight gradient is done, such as to start the
         data-parallel sum.
+    pool : Pool, optional
+        Lends receive buffers, which become the stages', and gets back what was sent.
+
+    Attributes
+    ----------
+    communication_s : float
+        Seconds spent waiting for peers so far.
+    peak_in_flight : int
+        Most microbatches, summed over the stages of this rank, that were between F and W (or B)
+        at once in the last step.
 
     Raises
     ------
     ScheduleError
-        If the schedule cannot run, or does not fit the group or the stages.
+        On every rank, if the schedule cannot run, or does not fit the group or the stages.
 
     Notes
     -----
@@ -82,52 +111,53 @@ class PipelineExecutor:
         schedule: Schedule,
         stages: Mapping[int, Stage],
         on_reduce: Callable[[int], None] | None = None,
+        pool: Pool | None = None,
     ) -> None:
-        if schedule.n_ranks != comm.size:
-            raise ScheduleError(
-                f"schedule {schedule.name} is for {schedule.n_ranks} ranks, the pipeline group has "
-                f"{comm.size}"
-            )
-        validate(schedule)
         self.comm = comm
-        self.schedule = schedule if schedule.is_lowered else lower(schedule)
-        check_channel_order(self.schedule)
-        if tuple(sorted(stages)) != schedule.stages_of(comm.rank):
-            raise ScheduleError(
-                f"rank {comm.rank} owns stages {schedule.stages_of(comm.rank)} of {schedule.name}, "
-                f"{tuple(sorted(stages))} were given"
-            )
+        self.schedule = _agreed(comm, schedule, stages)
         self.stages = dict(stages)
         self.communication_s = 0.0
         self.peak_in_flight = 0
         self._on_reduce = on_reduce or (lambda _: None)
+        self._pool: Pool = pool or _Fresh()
         self._owner = schedule.stage_to_rank.tolist()
-        self._row = list(self.schedule.actions(comm.rank))
+        self._cells = _numbered(self.schedule, comm.rank)
+        self._order: dict[tuple[Kind, int], list[int]] = {}
+        self._at: dict[_Key, int] = {}
+        self._turn: dict[_Key, int] = {}
+        for index, cell in self._cells:
+            if isinstance(cell, Action) and cell.kind.is_communication:
+                self._at[cell.kind, cell.stage, cell.microbatch or 0] = index
+                if cell.kind not in _SENDS:
+                    order = self._order.setdefault((cell.kind, cell.stage), [])
+                    self._turn[cell.kind, cell.stage, cell.microbatch or 0] = len(order)
+                    order.append(cell.microbatch or 0)
         self._specs: dict[int, list[Spec | None]] = {}
-        self._mine: dict[str, list[list[Spec | None]]] | None = None
+        self._mine: _Specs | None = None
         self._times: NDArray[np.float64] = np.zeros((2, len(self.schedule)))
         self._start()
 
     def _start(self) -> None:
-        self._local: dict[tuple[Kind, int, int], Array | None] = {}
-        self._incoming: dict[tuple[Kind, int, int], tuple[Request, Array]] = {}
-        self._outgoing: dict[tuple[Kind, int, int], Array] = {}
-        self._sends: list[Request] = []
-        self._in_flight: set[tuple[int, int]] = set()
+        self._local: dict[_Key, Array | None] = {}
+        self._incoming: dict[_Key, tuple[Request, Array]] = {}
+        self._outgoing: dict[_Key, Array] = {}
+        self._sends: list[tuple[Request, Array]] = []
+        self._n_posted = dict.fromkeys(self._order, 0)
+        self._n_in_flight = self.peak_in_flight = 0
+        self._times[...] = 0
 
     # -- agreement --------------------------------------------------------------------------
 
     def _agree(self) -> None:
         """Exchange shapes when they changed on any rank, and compare both ends of each boundary."""
         n = range(self.schedule.n_microbatches)
-        mine = {
+        mine: _Specs = {
             str(s): [[stage.input_spec(m) for m in n], [stage.output_spec(m) for m in n]]
             for s, stage in self.stages.items()
         }
-        changed = self.comm.all_reduce(np.array(mine != self._mine, np.int64))
-        if not changed:
+        if not self.comm.all_reduce(np.array(mine != self._mine, np.int64)):
             return
-        self._mine = mine
+        self._mine = None
         table: dict[int, Any] = {}
         for part in self.comm.all_gather_json(mine):
             table |= {int(s): specs for s, specs in part.items()}
@@ -139,6 +169,7 @@ class PipelineExecutor:
                         f"stage {stage} gives {_spec_text(gives)} for microbatch {m}, stage "
                         f"{stage + 1} takes {_spec_text(takes)}"
                     )
+        self._mine = mine
         self._specs = {s: [sp and (tuple(sp[0]), sp[1]) for sp in table[s][1]] for s in table}
 
     # -- one step ---------------------------------------------------------------------------
@@ -155,31 +186,39 @@ class PipelineExecutor:
         Raises
         ------
         CollectiveMismatch
-            On every rank, if the shapes at a boundary differ; names stages and microbatch.
+            If the shapes at a boundary differ: on every rank if the stages announce it, else on
+            both sides of the boundary; names stages and microbatch.
+        Exception
+            What a stage raised.
         """
         begin = time.perf_counter()
         self._agree()
         self._start()
-        self.communication_s += time.perf_counter() - begin
-        self._times[...] = 0
-        index = int(self.schedule.offsets[self.comm.rank])
-        origin = time.perf_counter()
-        for cell in self._row:
-            parts: Iterable[Action] = cell if isinstance(cell, OverlappedPair) else (cell,)
-            start = time.perf_counter()
-            n_parts = 0
-            for action in parts:
-                self._run(action)
-                n_parts += 1
-            end = time.perf_counter()
-            self._times[0, index : index + n_parts] = (start - origin) * 1e6
-            self._times[1, index : index + n_parts] = (end - origin) * 1e6
-            index += n_parts
+        self._origin = time.perf_counter()
+        self.communication_s += self._origin - begin
+        for channel in self._order:
+            self._post(channel, 1)
+        for position, (index, cell) in enumerate(self._cells):
+            try:
+                self._run(index, cell)
+            except (RankFailed, CollectiveTimeout):
+                raise
+            except Exception:
+                self._break_off(position)
+                raise
         begin = time.perf_counter()
-        for request in self._sends:
+        for request, array in self._sends:
             request.wait()
+            self._pool.give(array)
+        self._sends.clear()
         self.communication_s += time.perf_counter() - begin
-        return Timeline(self.schedule, self._times[0].copy(), self._times[1].copy())
+        peaks: list[Any] = [0] * self.schedule.n_ranks
+        peaks[self.comm.rank] = self._peak(self.peak_in_flight)
+        return Timeline(self.schedule, self._times[0].copy(), self._times[1].copy(), 1, (*peaks,))
+
+    def _peak(self, n_in_flight: int) -> Fraction:
+        """In units of a rank's whole share, the simulator's."""
+        return Fraction(n_in_flight * self.schedule.n_ranks, self.schedule.n_stages)
 
     def gather_timeline(self, mine: Timeline) -> Timeline:
         """The measured timeline of all ranks. Collective.
@@ -193,84 +232,213 @@ class PipelineExecutor:
         -------
         Timeline
             Every rank counts from its own start of the step, which the exchange of shapes aligns.
+            A message is shown from its send until the receiver has taken it.
         """
         times = self.comm.all_reduce(np.stack([mine.start, mine.end]).astype(np.float64))
-        return Timeline(self.schedule, times[0], times[1])
+        for sends, receives in partners(Places(self.schedule)):
+            times[0][receives] = np.minimum(times[0][sends], times[1][receives])
+            times[1][sends] = np.maximum(times[0][sends], times[1][receives])
+        counts = self.comm.all_gather(np.array([self.peak_in_flight], np.int64)).tolist()
+        return Timeline(self.schedule, times[0], times[1], 1, tuple(map(self._peak, counts)))
 
-    def _run(self, action: Action) -> None:
-        stage, kind = action.stage, action.kind
-        m = -1 if action.microbatch is None else action.microbatch
-        if kind in _RECEIVES:
-            self._post(action, m)
-        elif kind in _SENDS:
-            self._send(action, m)
-        elif kind is Kind.REDUCE_GRAD:
-            self._on_reduce(stage)
-        elif kind is Kind.F:
-            self._in_flight.add((stage, m))
-            self.peak_in_flight = max(self.peak_in_flight, len(self._in_flight))
-            y = self.stages[stage].forward(m, self._take(Kind.RECV_F, stage, m))
-            self._hand_on(Kind.SEND_F, stage, m, y)
-        elif kind in (Kind.I, Kind.B):
-            grad = self._take(Kind.RECV_B, stage, m)
-            self._hand_on(Kind.SEND_B, stage, m, self.stages[stage].backward_input(m, grad))
-        if kind in (Kind.W, Kind.B):
-            self.stages[stage].backward_weight(m)
-            self._in_flight.discard((stage, m))
+    def _run(self, index: int, cell: Cell) -> None:
+        if isinstance(cell, Action) and cell.kind.is_communication:
+            m = cell.microbatch or 0
+            if cell.kind in _SENDS:
+                self._send(cell.kind, cell.stage, m)
+            else:
+                self._post((cell.kind, cell.stage), self._turn[cell.kind, cell.stage, m] + 1)
+            return
+        parts = cell if isinstance(cell, OverlappedPair) else (cell,)
+        inputs = [self._take(part) for part in parts]
+        start = time.perf_counter()
+        outputs = [self._compute(part, x) for part, x in zip(parts, inputs, strict=True)]
+        end = time.perf_counter()
+        self._times[0, index : index + len(parts)] = (start - self._origin) * 1e6
+        self._times[1, index : index + len(parts)] = (end - self._origin) * 1e6
+        for part, y in zip(parts, outputs, strict=True):
+            self._hand_on(part, y)
+        self._reap()
 
-    def _post(self, action: Action, m: int) -> None:
-        """Post a receive into a fresh buffer."""
-        message = action.message
-        spec = self._specs[message.boundary][m]
-        if spec is None:
-            raise ScheduleError(f"{action}: no shape was agreed for boundary {message.boundary}")
-        buffer = np.empty(spec[0], spec[1])
-        step = -1 if action.kind is Kind.RECV_F else 1
-        peer, tag = self._owner[action.stage + step], _tag(action)
-        request = self.comm.begin_recv(buffer, peer, tag)
-        self._incoming[(action.kind, action.stage, m)] = (request, buffer)
-
-    def _send(self, action: Action, m: int) -> None:
-        step = 1 if action.kind is Kind.SEND_F else -1
-        y = self._outgoing.pop((action.kind, action.stage, m))
-        peer = self._owner[action.stage + step]
-        self._sends = [r for r in self._sends if not r.test()]
-        self._sends.append(self.comm.begin_send(y, peer, _tag(action)))
-
-    def _take(self, kind: Kind, stage: int, m: int) -> Array | None:
-        """What a computation needs from its neighbour stage: handed over here, or received."""
-        beyond = stage == 0 if kind is Kind.RECV_F else stage == self.schedule.n_stages - 1
-        if beyond:
+    def _compute(self, action: Action, x: Array | None) -> Array | None:
+        stage, m, kind = self.stages[action.stage], action.microbatch or 0, action.kind
+        if kind is Kind.F:
+            self._n_in_flight += 1
+            self.peak_in_flight = max(self.peak_in_flight, self._n_in_flight)
+            return stage.forward(m, x)
+        if kind is Kind.REDUCE_GRAD:
+            self._on_reduce(action.stage)
             return None
-        key = (kind, stage, m)
+        if kind is Kind.I:
+            return stage.backward_input(m, x)
+        self._n_in_flight -= 1
+        if kind is Kind.B:
+            return stage.backward(m, x)
+        stage.backward_weight(m)
+        return None
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def _post(self, channel: tuple[Kind, int], n: int) -> None:
+        """Post the receives of a channel, in its order, until there were `n`."""
+        kind, stage = channel
+        order = self._order[channel]
+        for i in range(self._n_posted[channel], min(n, len(order))):
+            low = stage - 1 if kind is Kind.RECV_F else stage
+            spec = self._specs[low][order[i]]
+            if spec is None:
+                raise ScheduleError(f"no shape was agreed between stages {low} and {low + 1}")
+            self._reap()
+            buffer = self._pool.take(np.empty(0, spec[1]), spec[0])
+            peer = self._owner[stage - 1 if kind is Kind.RECV_F else stage + 1]
+            request = self.comm.begin_recv(buffer, peer, _tag(kind, stage))
+            self._incoming[kind, stage, order[i]] = (request, buffer)
+            self._n_posted[channel] = i + 1
+
+    def _send(self, kind: Kind, stage: int, m: int) -> None:
+        y = self._outgoing.pop((kind, stage, m))
+        peer = self._owner[stage + 1 if kind is Kind.SEND_F else stage - 1]
+        now = (time.perf_counter() - self._origin) * 1e6
+        self._times[:, self._at[kind, stage, m]] = now
+        self._sends.append((self.comm.begin_send(y, peer, _tag(kind, stage)), y))
+
+    def _reap(self) -> None:
+        """Give back what has been sent, and move on what has not."""
+        under_way = []
+        for request, array in self._sends:
+            if request.test():
+                self._pool.give(array)
+            else:
+                under_way.append((request, array))
+        self._sends = under_way
+
+    def _take(self, action: Action) -> Array | None:
+        """What a computation needs from its neighbour stage: handed over here, or received."""
+        kind, m = _NEEDS.get(action.kind), action.microbatch or 0
+        if kind is None:
+            return None
+        key = (kind, action.stage, m)
         if key in self._local:
             return self._local.pop(key)
-        request, buffer = self._incoming.pop(key)
+        if key not in self._incoming:
+            return None  # the first stage's input, the last stage's gradient
+        request, buffer = self._incoming[key]
         begin = time.perf_counter()
-        request.wait()
-        self.communication_s += time.perf_counter() - begin
+        try:
+            request.wait()
+        except CollectiveMismatch as error:
+            source = action.stage + (-1 if kind is Kind.RECV_F else 1)
+            raise CollectiveMismatch(
+                f"stage {action.stage} has got no microbatch {m} from stage {source} "
+                f"(rank {self._owner[source]}): {error}"
+            ) from None
+        del self._incoming[key]
+        end = time.perf_counter()
+        self.communication_s += end - begin
+        self._times[0, self._at[key]] = (begin - self._origin) * 1e6
+        self._times[1, self._at[key]] = (end - self._origin) * 1e6
+        self._post((kind, action.stage), self._turn[key] + 2)
         return buffer
 
-    def _hand_on(self, kind: Kind, stage: int, m: int, y: Array | None) -> None:
-        step, received = (1, Kind.RECV_F) if kind is Kind.SEND_F else (-1, Kind.RECV_B)
+    def _hand_on(self, action: Action, y: Array | None) -> None:
+        """Check a result, and put it where the send or the next stage finds it."""
+        kind, stage, m = action.kind, action.stage, action.microbatch or 0
+        if kind not in (Kind.F, Kind.I, Kind.B):
+            return
+        step, sent, received = (
+            (1, Kind.SEND_F, Kind.RECV_F) if kind is Kind.F else (-1, Kind.SEND_B, Kind.RECV_B)
+        )
         target = stage + step
-        if not 0 <= target < self.schedule.n_stages or y is None:
+        if not 0 <= target < self.schedule.n_stages:
             return
         spec = self._specs[min(stage, target)][m]
-        if spec is None or (y.shape, y.dtype.name) != spec:
+        got = None if y is None else (y.shape, y.dtype.name)
+        if y is None or got != spec:
             raise CollectiveMismatch(
-                f"stage {stage} returned {_spec_text((y.shape, y.dtype.name))} for microbatch {m}, "
-                f"{_spec_text(spec)} was agreed"
+                f"stage {stage} returned {_spec_text(got)} from {action} for microbatch {m}, "
+                f"{_spec_text(spec)} was agreed with stage {target}"
             )
         if self._owner[target] == self.comm.rank:
-            self._local[(received, target, m)] = y
+            self._local[received, target, m] = y
         else:
-            self._outgoing[(kind, stage, m)] = y
+            self._outgoing[sent, stage, m] = y
+
+    def _break_off(self, position: int) -> None:
+        """Keep every promise to the peers, with empty messages, so that they stop as well."""
+        nothing = np.empty(0, np.uint8)
+        for _, cell in self._cells[position + 1 :]:
+            if isinstance(cell, Action) and cell.kind in _SENDS:
+                self._outgoing[cell.kind, cell.stage, cell.microbatch or 0] = nothing
+                self._send(cell.kind, cell.stage, cell.microbatch or 0)
+        for channel, order in self._order.items():
+            self._post(channel, len(order))
+        for request, buffer in [*self._incoming.values(), *self._sends]:
+            try:
+                request.wait()
+            except CollectiveMismatch:
+                continue
+            self._pool.give(buffer)
 
 
-def _tag(action: Action) -> int:
+_NEEDS = {Kind.F: Kind.RECV_F, Kind.I: Kind.RECV_B, Kind.B: Kind.RECV_B}
+
+
+class _Fresh:
+    """A pool that keeps nothing."""
+
+    def take(self, like: Array, shape: tuple[int, ...]) -> Array:
+        return np.empty(shape, like.dtype)
+
+    def give(self, *arrays: Any) -> None:
+        return None
+
+
+def _agreed(comm: Communicator, schedule: Schedule, stages: Mapping[int, Stage]) -> Schedule:
+    """The lowered schedule, or what is wrong with it, on every rank alike."""
+    said: Any
+    try:
+        said, lowered = "", _checked(comm, schedule, stages)
+        said = hashlib.blake2b(format_schedule(lowered).encode(), digest_size=8).hexdigest()
+    except ScheduleError as error:
+        said = error
+    digests = comm.all_gather_json(said)
+    if len(set(digests)) > 1:
+        raise ScheduleError(
+            f"the ranks were given different schedules named {schedule.name}: their hashes are "
+            f"{', '.join(digests)}"
+        )
+    return lowered
+
+
+def _checked(comm: Communicator, schedule: Schedule, stages: Mapping[int, Stage]) -> Schedule:
+    if schedule.n_ranks != comm.size:
+        raise ScheduleError(
+            f"schedule {schedule.name} is for {schedule.n_ranks} ranks, the pipeline group has "
+            f"{comm.size}"
+        )
+    validate(schedule)
+    lowered = schedule if (schedule.kind > Kind.B).any() else lower(schedule)
+    check_channel_order(lowered)
+    if tuple(sorted(stages)) != schedule.stages_of(comm.rank):
+        raise ScheduleError(
+            f"rank {comm.rank} owns stages {schedule.stages_of(comm.rank)} of {schedule.name}, "
+            f"{tuple(sorted(stages))} were given"
+        )
+    return lowered
+
+
+def _numbered(schedule: Schedule, rank: int) -> list[tuple[int, Cell]]:
+    """The cells of a rank with their flat indices."""
+    index, rows = int(schedule.offsets[rank]), []
+    for cell in schedule.actions(rank):
+        rows.append((index, cell))
+        index += 2 if isinstance(cell, OverlappedPair) else 1
+    return rows
+
+
+def _tag(kind: Kind, stage: int) -> int:
     """One channel for each direction and boundary; within it messages keep their order."""
-    message = action.message
+    message = Action(stage, kind, 0).message
     return 2 * message.boundary + (message.direction == "backward")
 
 

@@ -67,6 +67,32 @@ def merge_backward(schedule: Schedule) -> Schedule:
     return _select(schedule, keep, kind=np.where(first, Kind.B, s.kind))
 
 
+def split_backward(schedule: Schedule) -> Schedule:
+    """Cut each B whose gradient goes to another rank into I and W, the inverse of `merge_backward`.
+
+    The gradient then leaves before the weights' are computed, which shortens the chain of
+    backwards at no cost in memory. The first stage's B, whose gradient goes nowhere, stays whole.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        A compute-only schedule.
+
+    Returns
+    -------
+    Schedule
+        The same work in the same order; halves of overlapped pairs stay whole.
+    """
+    s = schedule
+    below = s.stage_to_rank[np.maximum(s.stage - 1, 0)]
+    cut = (s.kind == Kind.B) & (s.stage > 0) & (below != s.rank)
+    cut[1:] &= ~s.overlapped[:-1]
+    which = np.flatnonzero(cut)
+    weight = (s.stage[which], np.full_like(s.stage[which], Kind.W), s.microbatch[which])
+    halved = replace(s, kind=np.where(cut, Kind.I, s.kind))
+    return _insert(halved, which + 1, weight)
+
+
 def add_gradient_reduction(schedule: Schedule) -> Schedule:
     """Put REDUCE_GRAD after the last weight gradient of each stage.
 

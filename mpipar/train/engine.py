@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.data_parallel.data_parallel import DataParallel
-from mpipar.errors import RecipeError
+from mpipar.errors import ParallelismError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import GPT
-from mpipar.models.stage import GPTStage
-from mpipar.pipeline_parallel import StageAssignment, Timeline, build_schedule, read_schedule
+from mpipar.models.parts import Streams
+from mpipar.models.stage import ModelStage
+from mpipar.pipeline_parallel import Schedule, Timeline, format_schedule, parse_schedule
 from mpipar.pipeline_parallel.executor import PipelineExecutor
-from mpipar.pipeline_parallel.generate import SCHEDULE_NAMES, chunks_per_rank
+from mpipar.train.pipeline_plan import choose_schedule, stage_layers
 from mpipar.train.recipe import Recipe
 
 Array = NDArray[Any]
@@ -46,6 +47,9 @@ class Engine(Protocol):
 
     def evaluate(self, rows: Rows) -> float:
         """Summed loss of some rows; 0 on ranks that do not compute it."""
+
+    def timeline(self) -> Timeline | None:
+        """When the actions of the last step ran, on every rank of its pipeline; None without."""
 
 
 def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
@@ -158,6 +162,10 @@ class ReplicaEngine(_Base):
         """
         return self.model.loss(self.dp.parameters, rows[:, :-1], rows[:, 1:])
 
+    def timeline(self) -> None:
+        """There is no pipeline."""
+        return None
+
 
 class PipelineEngine(_Base):
     """Every rank holds the layers of its stages and runs a schedule.
@@ -176,43 +184,32 @@ class PipelineEngine(_Base):
 
     def __init__(self, mesh: Mesh, model: GPT, recipe: Recipe, dtype: np.dtype[Any]) -> None:
         self.pp = mesh.comm("pp")
-        name, n_ranks = recipe.train.schedule, mesh.degree("pp")
-        if name.lower().replace("_", "-") in SCHEDULE_NAMES:
-            schedule = build_schedule(name, n_ranks, recipe.train.microbatches)
-        else:
-            schedule = read_schedule(name)
-        if schedule.n_microbatches != recipe.train.microbatches:
-            raise RecipeError(
-                f"schedule {name} is for {schedule.n_microbatches} microbatches, "
-                f"train.microbatches={recipe.train.microbatches}"
-            )
-        n_stages = schedule.n_stages
-        n_layers = model.config.n_layers
-        if n_layers < n_stages:
-            raise RecipeError(
-                f"model.n_layers={n_layers} cannot fill {n_stages} stages (mesh.pp={n_ranks} with "
-                f"{chunks_per_rank(name)} a rank); n_layers={n_stages} would do"
-            )
-        cut = StageAssignment.uniform(n_layers, n_stages)
-        bounds = np.searchsorted(cut.assignments, np.arange(n_stages + 1)).tolist()
+        schedule = _agreed_schedule(mesh, recipe)
+        n = schedule.n_stages
+        layers = stage_layers(recipe, n)
         self.stages = {
-            s: GPTStage(model, range(bounds[s], bounds[s + 1]), s == 0, s == n_stages - 1)
+            s: ModelStage(
+                model, layers[s], s == 0, s == n - 1, dtype, recipe.train.recompute and s < n - 1
+            )
             for s in schedule.stages_of(self.pp.rank)
         }
-        names = [n for stage in self.stages.values() for n in stage.names()]
+        names = [name for stage in self.stages.values() for name in stage.names()]
         super().__init__(mesh, model.init(recipe.train.seed, dtype, names), recipe)
-        self.executor = PipelineExecutor(self.pp, schedule, self.stages, self._ready)
-        self.timeline: Timeline | None = None
+        self.model = model
+        self.executor = PipelineExecutor(
+            self.pp, schedule, self.stages, self._ready, model.workspace
+        )
+        self._last: Timeline | None = None
+        self._dtype = dtype
         self._owners = schedule.stage_to_rank.tolist()
         ends = {self._owners[0], self._owners[-1]}
         self._shares_tied = model.config.tied and len(ends) > 1 and self.pp.rank in ends
 
     def _ready(self, stage: int) -> None:
         """The gradients of a stage are done: their data-parallel sum may start."""
-        others = [s for k, s in self.stages.items() if k != stage]
-        shared = {"tok.weight"} if self.stages[stage].model.config.tied else set()
+        shared = "tok.weight" if self.model.config.tied else ""  # two stages add to it
         for name in reversed(self.stages[stage].names()):
-            if name not in shared and not any(name in s.names() for s in others):
+            if name != shared:
                 self.dp.ready(name)
 
     def run(self, rows: Sequence[Rows], noise: Noise, scale: float) -> float:
@@ -228,10 +225,11 @@ class PipelineEngine(_Base):
         float
             Scaled loss on the rank of the last stage, 0 elsewhere.
         """
+        streams = [Streams(generator) for generator in noise]
         for stage in self.stages.values():
-            stage.begin(self.dp.parameters, self.dp.gradients, rows, scale, noise)
+            stage.begin(self.dp.parameters, self.dp.gradients, rows, scale, streams)
         before = self.executor.communication_s
-        self.timeline = self.executor.step()
+        self._last = self.executor.step()
         self._other_s += self.executor.communication_s - before
         if self._shares_tied:
             self._sum_tied()
@@ -239,16 +237,16 @@ class PipelineEngine(_Base):
         return sum(stage.loss for stage in self.stages.values())
 
     def _sum_tied(self) -> None:
-        """Add the gradients of the two copies of a tied embedding, in the same order on both."""
+        """Add the gradients of the two copies of a tied embedding: the same sum on both ranks."""
         start = time.perf_counter()
         mine = self.dp.gradients["tok.weight"]
         peer = next(r for r in (self._owners[0], self._owners[-1]) if r != self.pp.rank)
-        other = np.empty_like(mine)
+        other = self.model.workspace.take(mine, mine.shape)
         request = self.pp.begin_send(mine, peer, _TIED_TAG)
         self.pp.recv(other, peer, _TIED_TAG)
         request.wait()
-        pair = (mine, other) if self.pp.rank == self._owners[-1] else (other, mine)
-        np.add(*pair, out=mine)
+        np.add(mine, other, out=mine)
+        self.model.workspace.give(other)
         self._other_s += time.perf_counter() - start
 
     def gradient_norm(self) -> float:
@@ -278,19 +276,41 @@ class PipelineEngine(_Base):
         float
             0 but on the rank of the last stage.
         """
-        x: Array | float | None = None
+        workspace, loss = self.model.workspace, 0.0
+        x: Array | None = None
         for number, owner in enumerate(self._owners):
             stage = self.stages.get(number)
             if stage is None:
                 continue
             before = self._owners[number - 1] if number else owner
             if before != owner:
-                width = stage.model.config.width
-                shape = (rows.shape[0], rows.shape[1] - 1, width)
-                buffer = np.empty(shape, next(iter(self.dp.parameters.values())).dtype)
+                shape = (rows.shape[0], rows.shape[1] - 1, self.model.config.width)
+                buffer = workspace.take(np.empty(0, self._dtype), shape)
                 x = self.pp.recv(buffer, before, 2 * number)
-            stage.bind(self.dp.parameters)
-            x = stage.evaluate(rows, x if isinstance(x, np.ndarray) else None)
-            if not stage.is_last and self._owners[number + 1] != owner:
+            x, loss = stage.evaluate(self.dp.parameters, rows, x)
+            if x is not None and self._owners[number + 1] != owner:
                 self.pp.send(x, self._owners[number + 1], 2 * (number + 1))
-        return x if isinstance(x, float) else 0.0
+                workspace.give(x)
+                x = None
+        return loss
+
+    def timeline(self) -> Timeline | None:
+        """When the actions of the last step ran. Collective over the pipeline.
+
+        Returns
+        -------
+        Timeline or None
+            Of all ranks of this rank's pipeline; None before the first step.
+        """
+        return self._last and self.executor.gather_timeline(self._last)
+
+
+def _agreed_schedule(mesh: Mesh, recipe: Recipe) -> Schedule:
+    """What rank 0 builds or reads, or its error, on every rank."""
+    said: Any = None
+    if mesh.rank == 0:
+        try:
+            said = format_schedule(choose_schedule(recipe, mesh.degree("pp")))
+        except ParallelismError as error:
+            said = error
+    return parse_schedule(mesh.world.broadcast_json(said))

@@ -63,6 +63,10 @@ class TrainRecipe:
         Parts into which a rank cuts its share of the batch.
     schedule : str
         Of the pipeline, where mesh.pp is above 1: a name, or a file in text or CSV form.
+    stages : str
+        Layers of its stages: ``uniform``, ``balanced`` (by cost, with the head), or numbers.
+    recompute : bool
+        Keep only the inputs of its stages (but the last), and run forward again before backward.
     learning_rate, final_learning_rate : float
         Peak, and end of the cosine.
     warmup_steps : int
@@ -83,6 +87,8 @@ class TrainRecipe:
     batch: int = 16
     microbatches: int = 1
     schedule: str = "1f1b"
+    stages: str = "uniform"
+    recompute: bool = False
     learning_rate: float = 2e-3
     final_learning_rate: float = 2e-4
     warmup_steps: int = 40
@@ -138,6 +144,8 @@ class RunRecipe:
         Sequences of one evaluation.
     keep : int
         How many checkpoints stay; 0 for all.
+    timeline : bool
+        Show the last step of a pipeline beside its simulation, and write both into the folder.
     """
 
     folder: str = ""
@@ -146,6 +154,7 @@ class RunRecipe:
     checkpoint_every: int = 200
     held_out_sequences: int = 512
     keep: int = 2
+    timeline: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
