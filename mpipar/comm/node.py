@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from numpy.typing import DTypeLike
 from mpipar.comm.arena import private_empty
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.flags import ARRIVE, LINE_BYTES, STEP, Flags
+from mpipar.comm.flags import LINE_BYTES, Flags
 from mpipar.comm.node_calls import NodeCalls
 from mpipar.comm.node_host import Host, Pending, Queue
 from mpipar.comm.paths import Paths
 from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays
+from mpipar.comm.replay import again, small
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CountOutOfRange, RankFailed
 
@@ -52,8 +54,8 @@ class NodeCommunicator(Communicator):
     ) -> None:
         super().__init__(inner.info, inner.name, inner.deterministic)
         self.inner, self.host, self.paths = inner, host, paths
-        self._busy = threading.Lock()
-        self._closed = False
+        self.busy = threading.Lock()
+        self.open = True
         self._old_view = -1
         self.calls = Queue(self, host)
         self._plans = Plans()
@@ -132,7 +134,7 @@ class NodeCommunicator(Communicator):
         """
         if call.op in _PEERS:
             return self._message(call)
-        self._enter(call)
+        self.enter(call)
         try:
             if call.blocking:
                 self.calls.run(call, self.programs.program(call))
@@ -140,7 +142,7 @@ class NodeCommunicator(Communicator):
             pending = Pending(call, self.programs.program(call))
             self.calls.add(pending)
         finally:
-            self._busy.release()
+            self.busy.release()
         block = (lambda: self._end(pending)) if self.host.turns else None
         return Request(
             call, lambda: self._advance(pending), self.calls.missing, self.deadline_s, block
@@ -165,18 +167,18 @@ class NodeCommunicator(Communicator):
 
     def progress(self) -> None:
         """Move pending calls on without waiting for any of them."""
-        if self._busy.acquire(blocking=False):
+        if self.busy.acquire(blocking=False):
             try:
                 self.calls.advance()
             finally:
-                self._busy.release()
+                self.busy.release()
         self.inner.progress()
 
     def close(self) -> None:
         """Release the group and its shared memory. Collective over it."""
-        if not self._closed:
+        if self.open:
             self.calls.drain()
-            self._closed = True
+            self.open = False
             self._plans.clear()
             self.inner.barrier()  # peers may still look at this rank's line
             self.programs.close()
@@ -251,6 +253,7 @@ class NodeCommunicator(Communicator):
         if offset < 0:
             return super().empty_shared(shape, dtype)
         like = np.broadcast_to(np.empty((), dtype), shape)
+        self.programs.shared_places.add(offset)
         return self._read_only(memory.view(offset, like.size, like.dtype).reshape(like.shape))
 
     def free(self, array: Array) -> None:
@@ -264,6 +267,7 @@ class NodeCommunicator(Communicator):
         offset = self.host.arena.memory.locate(array)
         if self._results.pop(id(array), None) is not None:
             self.barrier()  # peers may still read it
+            self.programs.shared_places.discard(offset)
             if self.rank != 0:
                 return
         if offset >= 0:
@@ -294,11 +298,11 @@ class NodeCommunicator(Communicator):
             except CountOutOfRange as error:
                 _log.warning("rank %d: views are copies: %s", self.rank, error)
         found: list[list[Array] | None] = []
-        self._enter(call)
+        self.enter(call)
         try:
             self.calls.run(call, self.programs.collected(call, found))
         finally:
-            self._busy.release()
+            self.busy.release()
             if self._old_view >= 0:
                 arena.give(self._old_view)
             self._old_view = block
@@ -316,30 +320,30 @@ class NodeCommunicator(Communicator):
         out = arguments.get("out")
         plan = self._plans.known.get(key)
         if plan is not None and plan.fits(x, out):
-            return self._again(plan, out)
+            plan.run()
+            return out if plan.result is None else plan.result.copy()
         call, finish = self._built(op, x, arguments)
-        if type(x) is not np.ndarray and x is not None:
-            self.submit(call).wait()
-            return finish()
         if self._plans.repeated(key, x):
             arguments.pop("out", None)
             plan = self._plan(call, finish, x, out) if immortal(arguments.values()) else None
             if plan is not None:
                 self._plans.keep(key, plan)
-                return self._again(plan, out)
+                plan.run()
+                return out if plan.result is None else plan.result.copy()
         self.submit(call).wait()
         return finish()
 
     def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
         """The handle of `prepare`: the call is planned at once."""
         plan = None
-        if call.input is not None and call.output is not None and call.error is None:
+        if call.input is not None and call.output is not None:
             plan = self._plan(call, finish, call.input, call.output)
         if plan is None:
             return super()._prepared(call, finish)
+        run = plan.run
 
-        def handle() -> Any:
-            self._again(plan, call.output)
+        def handle(held: Call = call) -> Any:
+            run()
             return finish()
 
         return handle
@@ -351,47 +355,23 @@ class NodeCommunicator(Communicator):
         call, result = given
         path, programs = self.paths.choose(call), self.programs
         places = programs.places(call, path)
-        return Plan(call, path, programs.code(call, path), *places, x, out, result)
-
-    def _again(self, plan: Plan, out: Any) -> Any:
-        """Make a planned call: say the same as before, and do the same if the peers do."""
-        calls, flags = self.calls, self.flags
-        self._enter(plan.call)
-        try:
-            if len(calls):
-                calls.drain()
-            sequence = flags.sequence + 1
-            if plan.raw is not None:
-                flags.my_slots[sequence & 1][: plan.raw.nbytes] = plan.raw
-            flags.arrive((plan.code, plan.input_place, plan.output_place))
-            if not flags.reached(ARRIVE, sequence):
-                calls.await_flag(plan.call, ARRIVE, sequence)
-            script = plan.scripts.get(self.programs.heard())
-            if script is None:
-                calls.run(
-                    plan.call, self.programs.after_arrival(plan.call, plan.path, plan.scripts)
-                )
-            else:
-                for item in script:
-                    if item is not None:
-                        item[0](*item[1])
-                    else:
-                        calls.await_flag(plan.call, STEP, flags.next_step())
-        finally:
-            self._busy.release()
-        return out if plan.result is None else plan.result.copy()
+        plan = Plan(call, path, programs.code(call, path), *places, x, out, result)
+        plan.run = partial(again, self, plan)
+        if path == "flags" and self.flags.fence is None:
+            plan.run = small(self, plan)
+        return plan
 
     # -- one call ---------------------------------------------------------------------------
 
-    def _enter(self, call: Call) -> None:
-        if not self._busy.acquire(blocking=False):
+    def enter(self, call: Call) -> None:
+        if not self.busy.acquire(blocking=False):
             raise RankFailed(
                 f"two threads call {self.name} at the same time; give each thread its own group: "
                 "comm.split(0, purpose='thread name')"
             )
-        if self._closed or self.calls.broken is not None:
-            self._busy.release()
-            if self._closed:
+        if not self.open or self.calls.broken is not None:
+            self.busy.release()
+            if not self.open:
                 raise RankFailed(f"{self.name} is closed; {call} came after close()")
             raise RankFailed(f"{self.name} is unusable since: {self.calls.broken}")
 
@@ -403,17 +383,17 @@ class NodeCommunicator(Communicator):
         return ENDED
 
     def _advance(self, pending: Pending) -> bool:
-        if not pending.done and self._busy.acquire(blocking=False):
+        if not pending.done and self.busy.acquire(blocking=False):
             try:
                 self.calls.advance()
             finally:
-                self._busy.release()
+                self.busy.release()
         if pending.error is not None:
             raise pending.error
         return pending.done
 
     def _end(self, pending: Pending) -> None:
-        with self._busy:
+        with self.busy:
             self.calls.drain(pending)
 
 

@@ -70,6 +70,7 @@ class NodeCalls:
         self._stage_failed = False
         self._scratch = Scratch()
         self._codes: dict[Any, int] = {}
+        self.shared_places: set[int] = set()
 
     def close(self) -> None:
         """Give the stage back; no peer looks at it any more."""
@@ -183,7 +184,8 @@ class NodeCalls:
     def places(self, call: Call, path: str) -> tuple[int, int]:
         """Where the arrays of this rank lie; a small message needs to know of shared results."""
         if path == "flags":
-            return -1, max(-1, self.where(call.output))
+            known = bool(self.shared_places) and self.where(call.output) in self.shared_places
+            return -1, self.where(call.output) if known else -1
         return self.where(call.input), self.where(call.output)
 
     def where(self, array: Array | None) -> int:

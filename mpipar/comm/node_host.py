@@ -101,37 +101,37 @@ class Queue:
 
     def __init__(self, group: Group, host: Host) -> None:
         self._group, self._host = group, host
-        self._calls: deque[Pending] = deque()
+        self.under_way: deque[Pending] = deque()
         self.broken: BaseException | None = None
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.under_way)
 
     def add(self, pending: Pending) -> None:
         """Put a call behind the others, and begin it if it is the first."""
-        self._calls.append(pending)
+        self.under_way.append(pending)
         if self._group not in self._host.pending:
             self._host.pending.append(self._group)
         self.advance()
 
     def advance(self) -> None:
         """Go on as far as possible without waiting."""
-        while self._calls and self._calls[0].settle(self._group.flags):
-            self._calls.popleft()
-        if not self._calls and self._group in self._host.pending:
+        while self.under_way and self.under_way[0].settle(self._group.flags):
+            self.under_way.popleft()
+        if not self.under_way and self._group in self._host.pending:
             self._host.pending.remove(self._group)
 
     @property
     def can_go_on(self) -> bool:
         """Whether `advance` would do something; without effects."""
-        wait = self._calls[0].wait if self._calls else None
+        wait = self.under_way[0].wait if self.under_way else None
         return isinstance(wait, tuple) and self._group.flags.reached(*wait)
 
     def drain(self, last: Pending | None = None) -> None:
         """End the calls in order, up to `last` or all of them."""
         self.advance()
-        while self._calls and not (last is not None and last.done):
-            first = self._calls[0]
+        while self.under_way and not (last is not None and last.done):
+            first = self.under_way[0]
             if isinstance(first.wait, Request):
                 self._host.finish(self._group, first.wait)
             elif first.wait is not None:
@@ -140,7 +140,7 @@ class Queue:
 
     def run(self, call: Call, program: Waits) -> None:
         """Carry a blocking call out, after those under way."""
-        if self._calls:
+        if self.under_way:
             self.drain()
         for what in program:
             if isinstance(what, Request):
@@ -162,7 +162,7 @@ class Queue:
 
     def clear(self) -> None:
         """Forget all calls, after they were broken off."""
-        self._calls.clear()
+        self.under_way.clear()
         self.broken = None
         if self._group in self._host.pending:
             self._host.pending.remove(self._group)

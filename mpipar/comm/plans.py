@@ -38,7 +38,7 @@ class Plan:
     """
 
     __slots__ = ("call", "code", "dtype", "input_place", "out", "output_place", "path", "raw",
-                 "result", "scripts", "shape", "x")  # fmt: skip
+                 "result", "run", "scripts", "shape", "x")  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Plan:
         if path == "flags" and call.input is not None:
             self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
         self.scripts: dict[Any, Script] = {}
+        self.run: Callable[[], None] = _nobody
 
     def fits(self, x: Any, out: Any) -> bool:
         """Whether these are still the same arrays, of the same shape and type."""
@@ -134,9 +135,7 @@ def planned_arrays(
         if target is None or target.nbytes == 0 or _address(target) != _address(out):
             return None
         target = unowned(target)
-    elif target is not None and target.nbytes > SLOT_BYTES:
-        return None
-    elif target is not None and (result := finish()) is not None and not _shows(result, target):
+    elif (target is not None and target.nbytes > SLOT_BYTES) or (target is not None and (result := finish()) is not None and not _shows(result, target)):
         return None
     if source is not None:
         source = target if source is call.output else unowned(source)

@@ -54,13 +54,13 @@ def reduction(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -
     dtype, ufunc = rows[0].dtype, _UFUNCS.get(op)
     wide = accumulation_dtype(dtype, op)
     if ufunc is None or len(rows) < 2 or wide != out.dtype or dtype != wide:
-        return [(_quietly, (reduce_rows, list(rows), op, out))]
+        return [(reduce_rows, (list(rows), op, out))]
     steps: Script = []
     total = rows[0]
     for row in rows[1:-1]:
-        steps.append((_quietly, (ufunc, total, row, scratch)))
+        steps.append((ufunc, (total, row, scratch)))
         total = scratch
-    return [*steps, (_quietly, (ufunc, total, rows[-1], out))]
+    return [*steps, (ufunc, (total, rows[-1], out))]
 
 
 def slices(call: Call, n: int) -> list[tuple[int, int]]:
@@ -202,7 +202,8 @@ class _Slices:
             out = self.target[part]
         else:
             out = slot if self.stages_results else meeting.scratch(n, self.target.dtype, -1)
-        script += reduction(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
+        steps = reduction(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
+        script += [(_quietly, (item[0], *item[1])) for item in steps if item is not None]
         script += [store(there, part, out) for there in self.pushes]
         if self.stages_results and out is not slot:
             script.append((np.copyto, (slot, out)))
