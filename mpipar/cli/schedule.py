@@ -12,6 +12,7 @@ from mpipar.pipeline_parallel.compare import Figures, compare_schedules, slot_gr
 from mpipar.pipeline_parallel.costs import Costs
 from mpipar.pipeline_parallel.gantt import save_gantt
 from mpipar.pipeline_parallel.generate import SCHEDULE_NAMES, build_schedule, chunks_per_rank
+from mpipar.pipeline_parallel.measured import compare_timelines, load_measured
 from mpipar.pipeline_parallel.passes import compute_only, lower
 from mpipar.pipeline_parallel.schedule import Schedule
 from mpipar.pipeline_parallel.simulation import simulate
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--transfer", type=Fraction, default=0, metavar="US", help="time of a message (default 0)")
     add("--memory-limit", type=Fraction, metavar="N", help="for auto: microbatches a rank may hold")
     add("--file", metavar="FILE", help="a schedule in text or PyTorch's CSV, instead of NAME")
+    add("--measured", metavar="FILE", help="a run's timeline.json: measured beside simulated")
     add("--plot", metavar="FILE", help="save a Gantt picture: png, svg or pdf (plot extra)")
     add("--trace", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")
     add("--format", choices=("text", "json", "csv"), default="text", help="csv is PyTorch's form")
@@ -61,6 +63,9 @@ def main(arguments: argparse.Namespace) -> int:
     int
         0.
     """
+    if arguments.measured:
+        print(compare_timelines(load_measured(arguments.measured)))
+        return 0
     forward, inputs, weight = arguments.times
     costs = Costs(forward, inputs, weight, latency_us=arguments.transfer)
     schedule = _schedule(arguments, costs)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,54 +13,14 @@ from numpy.typing import NDArray
 from mpipar.comm import Communicator, Request
 from mpipar.errors import CollectiveMismatch, CollectiveTimeout, RankFailed, ScheduleError
 from mpipar.pipeline_parallel.action import Action, Cell, Kind, OverlappedPair
+from mpipar.pipeline_parallel.agreement import Agreement, agreed_schedule, spec_text
 from mpipar.pipeline_parallel.graph import Places, partners
-from mpipar.pipeline_parallel.passes import lower
 from mpipar.pipeline_parallel.schedule import Schedule
-from mpipar.pipeline_parallel.text import format_schedule
+from mpipar.pipeline_parallel.stage import Array, Fresh, Pool, Spec, Stage
 from mpipar.pipeline_parallel.timeline import Timeline
-from mpipar.pipeline_parallel.validation import validate
 
-Array: TypeAlias = NDArray[Any]
-Spec: TypeAlias = tuple[tuple[int, ...], str]
 _Key: TypeAlias = tuple[Kind, int, int]
-_Specs: TypeAlias = dict[str, list[list[Spec | None]]]
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
-
-
-class Stage(Protocol):
-    """What the executor asks of a stage; data, targets and loss are the stage's own business.
-
-    Arrays handed to a stage belong to it; an array that it returns belongs to the executor, which
-    gives it back to the pool once it was sent.
-    """
-
-    def input_spec(self, microbatch: int) -> Spec | None:
-        """Shape and dtype name of the activation that it takes; None for the first stage."""
-
-    def output_spec(self, microbatch: int) -> Spec | None:
-        """Shape and dtype name of the activation that it gives; None for the last stage."""
-
-    def forward(self, microbatch: int, x: Array | None) -> Array | None:
-        """The activation for the next stage (F); the last stage keeps its loss."""
-
-    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """Gradient of the stage's input, and those of the weights (B)."""
-
-    def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """Gradient of the stage's input (I); `grad` is that of its output, None for the last."""
-
-    def backward_weight(self, microbatch: int) -> None:
-        """Gradients of the weights (W), after `backward_input` of the same microbatch."""
-
-
-class Pool(Protocol):
-    """Where buffers come from and go back to, such as a model's workspace."""
-
-    def take(self, like: Any, shape: tuple[int, ...]) -> Array:
-        """An array of the dtype of `like`."""
-
-    def give(self, *arrays: Any) -> None:
-        """Take arrays back; those that came from elsewhere are left alone."""
 
 
 class PipelineExecutor:
@@ -114,12 +73,12 @@ class PipelineExecutor:
         pool: Pool | None = None,
     ) -> None:
         self.comm = comm
-        self.schedule = _agreed(comm, schedule, stages)
+        self.schedule = agreed_schedule(comm, schedule, stages)
         self.stages = dict(stages)
         self.communication_s = 0.0
         self.peak_in_flight = 0
         self._on_reduce = on_reduce or (lambda _: None)
-        self._pool: Pool = pool or _Fresh()
+        self._pool: Pool = pool or Fresh()
         self._owner = schedule.stage_to_rank.tolist()
         self._cells = _numbered(self.schedule, comm.rank)
         self._order: dict[tuple[Kind, int], list[int]] = {}
@@ -132,8 +91,8 @@ class PipelineExecutor:
                     order = self._order.setdefault((cell.kind, cell.stage), [])
                     self._turn[cell.kind, cell.stage, cell.microbatch or 0] = len(order)
                     order.append(cell.microbatch or 0)
+        self._agreement = Agreement(comm, self.schedule)
         self._specs: dict[int, list[Spec | None]] = {}
-        self._mine: _Specs | None = None
         self._times: NDArray[np.float64] = np.zeros((2, len(self.schedule)))
         self._start()
 
@@ -145,32 +104,6 @@ class PipelineExecutor:
         self._n_posted = dict.fromkeys(self._order, 0)
         self._n_in_flight = self.peak_in_flight = 0
         self._times[...] = 0
-
-    # -- agreement --------------------------------------------------------------------------
-
-    def _agree(self) -> None:
-        """Exchange shapes when they changed on any rank, and compare both ends of each boundary."""
-        n = range(self.schedule.n_microbatches)
-        mine: _Specs = {
-            str(s): [[stage.input_spec(m) for m in n], [stage.output_spec(m) for m in n]]
-            for s, stage in self.stages.items()
-        }
-        if not self.comm.all_reduce(np.array(mine != self._mine, np.int64)):
-            return
-        self._mine = None
-        table: dict[int, Any] = {}
-        for part in self.comm.all_gather_json(mine):
-            table |= {int(s): specs for s, specs in part.items()}
-        for stage in range(self.schedule.n_stages - 1):
-            for m in n:
-                gives, takes = table[stage][1][m], table[stage + 1][0][m]
-                if gives != takes or gives is None:
-                    raise CollectiveMismatch(
-                        f"stage {stage} gives {_spec_text(gives)} for microbatch {m}, stage "
-                        f"{stage + 1} takes {_spec_text(takes)}"
-                    )
-        self._mine = mine
-        self._specs = {s: [sp and (tuple(sp[0]), sp[1]) for sp in table[s][1]] for s in table}
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -192,7 +125,7 @@ class PipelineExecutor:
             What a stage raised.
         """
         begin = time.perf_counter()
-        self._agree()
+        self._specs = self._agreement.specs(self.stages)
         self._start()
         self._origin = time.perf_counter()
         self.communication_s += self._origin - begin
@@ -355,8 +288,8 @@ class PipelineExecutor:
         got = None if y is None else (y.shape, y.dtype.name)
         if y is None or got != spec:
             raise CollectiveMismatch(
-                f"stage {stage} returned {_spec_text(got)} from {action} for microbatch {m}, "
-                f"{_spec_text(spec)} was agreed with stage {target}"
+                f"stage {stage} returned {spec_text(got)} from {action} for microbatch {m}, "
+                f"{spec_text(spec)} was agreed with stage {target}"
             )
         if self._owner[target] == self.comm.rank:
             self._local[received, target, m] = y
@@ -383,50 +316,6 @@ class PipelineExecutor:
 _NEEDS = {Kind.F: Kind.RECV_F, Kind.I: Kind.RECV_B, Kind.B: Kind.RECV_B}
 
 
-class _Fresh:
-    """A pool that keeps nothing."""
-
-    def take(self, like: Array, shape: tuple[int, ...]) -> Array:
-        return np.empty(shape, like.dtype)
-
-    def give(self, *arrays: Any) -> None:
-        return None
-
-
-def _agreed(comm: Communicator, schedule: Schedule, stages: Mapping[int, Stage]) -> Schedule:
-    """The lowered schedule, or what is wrong with it, on every rank alike."""
-    said: Any
-    try:
-        said, lowered = "", _checked(comm, schedule, stages)
-        said = hashlib.blake2b(format_schedule(lowered).encode(), digest_size=8).hexdigest()
-    except ScheduleError as error:
-        said = error
-    digests = comm.all_gather_json(said)
-    if len(set(digests)) > 1:
-        raise ScheduleError(
-            f"the ranks were given different schedules named {schedule.name}: their hashes are "
-            f"{', '.join(digests)}"
-        )
-    return lowered
-
-
-def _checked(comm: Communicator, schedule: Schedule, stages: Mapping[int, Stage]) -> Schedule:
-    if schedule.n_ranks != comm.size:
-        raise ScheduleError(
-            f"schedule {schedule.name} is for {schedule.n_ranks} ranks, the pipeline group has "
-            f"{comm.size}"
-        )
-    validate(schedule)
-    lowered = schedule if (schedule.kind > Kind.B).any() else lower(schedule)
-    check_channel_order(lowered)
-    if tuple(sorted(stages)) != schedule.stages_of(comm.rank):
-        raise ScheduleError(
-            f"rank {comm.rank} owns stages {schedule.stages_of(comm.rank)} of {schedule.name}, "
-            f"{tuple(sorted(stages))} were given"
-        )
-    return lowered
-
-
 def _numbered(schedule: Schedule, rank: int) -> list[tuple[int, Cell]]:
     """The cells of a rank with their flat indices."""
     index, rows = int(schedule.offsets[rank]), []
@@ -440,35 +329,3 @@ def _tag(kind: Kind, stage: int) -> int:
     """One channel for each direction and boundary; within it messages keep their order."""
     message = Action(stage, kind, 0).message
     return 2 * message.boundary + (message.direction == "backward")
-
-
-def _spec_text(spec: Sequence[Any] | None) -> str:
-    return "nothing" if spec is None else f"shape {tuple(spec[0])} of {spec[1]}"
-
-
-def check_channel_order(schedule: Schedule) -> None:
-    """Refuse a lowered schedule whose two ends of a channel have different orders.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Lowered.
-
-    Raises
-    ------
-    ScheduleError
-        Naming the boundary; schedules from `lower` always pass.
-    """
-    order: dict[tuple[str, int, bool], list[int]] = {}
-    for rank in range(schedule.n_ranks):
-        for cell in schedule.actions(rank):
-            if isinstance(cell, Action) and cell.kind.is_communication:
-                message = cell.message
-                key = (message.direction, message.boundary, cell.kind in _SENDS)
-                order.setdefault(key, []).append(message.microbatch)
-    for (direction, boundary, is_send), numbers in order.items():
-        if is_send and numbers != order.get((direction, boundary, False)):
-            raise ScheduleError(
-                f"boundary {boundary} {direction}: microbatches are sent in the order {numbers} "
-                f"and received in {order.get((direction, boundary, False))}; use one order"
-            )

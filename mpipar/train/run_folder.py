@@ -14,6 +14,7 @@ from mpipar.errors import CheckpointError, ParallelismError, RecipeError
 RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
 CURVE = "loss.png"
+TIMELINE = "timeline.json"
 
 
 def choose_folder(comm: Communicator, folder: str, resume: bool) -> Path:

@@ -16,11 +16,12 @@ from mpipar.comm import Communicator
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import GPT
+from mpipar.pipeline_parallel import compare_timelines, save_measured
 from mpipar.train.clock import Clock
 from mpipar.train.engine import build_engine
 from mpipar.train.optimizer import AdamW
 from mpipar.train.recipe import Recipe, dump_recipe
-from mpipar.train.run_folder import RECIPE, Metrics
+from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics
 from mpipar.train.text import Corpus, Sampler, share_text
 from mpipar.units.remainder import exact_size, spread_range
 
@@ -190,7 +191,16 @@ class Trainer:
                 metrics.write({**dataclasses.asdict(result), **held, **clock.figures()})
             if last or (run.checkpoint_every and self.step % run.checkpoint_every == 0):
                 clock.pause(self.save)
+        self._show_timeline(say)
         return {**clock.summary(result), **held}
+
+    def _show_timeline(self, say: Callable[[str], None]) -> None:
+        """The last step of a pipeline beside its simulation, told and written if asked for."""
+        timeline = self.engine.timeline() if self.recipe.run.timeline else None
+        if timeline is not None:
+            say(compare_timelines(timeline))
+        if timeline is not None and self.folder is not None and self.comm.rank == 0:
+            save_measured(timeline, self.folder / TIMELINE)
 
     # -- checkpoints ------------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""What a pipeline's executor asks of a stage, and of the pool that lends its buffers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Spec: TypeAlias = tuple[tuple[int, ...], str]
+"""Shape and dtype name."""
+
+
+class Stage(Protocol):
+    """What the executor asks of a stage; data, targets and loss are the stage's own business.
+
+    Arrays handed to a stage belong to it; an array that it returns belongs to the executor, which
+    gives it back to the pool once it was sent.
+    """
+
+    def input_spec(self, microbatch: int) -> Spec | None:
+        """Shape and dtype name of the activation that it takes; None for the first stage."""
+
+    def output_spec(self, microbatch: int) -> Spec | None:
+        """Shape and dtype name of the activation that it gives; None for the last stage."""
+
+    def forward(self, microbatch: int, x: Array | None) -> Array | None:
+        """The activation for the next stage (F); the last stage keeps its loss."""
+
+    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
+        """Gradient of the stage's input, and those of the weights (B)."""
+
+    def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
+        """Gradient of the stage's input (I); `grad` is that of its output, None for the last."""
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Gradients of the weights (W), after `backward_input` of the same microbatch."""
+
+
+class Pool(Protocol):
+    """Where buffers come from and go back to, such as a model's workspace."""
+
+    def take(self, like: Any, shape: tuple[int, ...]) -> Array:
+        """An array of the dtype of `like`."""
+
+    def give(self, *arrays: Any) -> None:
+        """Take arrays back; those that came from elsewhere are left alone."""
+
+
+class Fresh:
+    """A pool that keeps nothing."""
+
+    def take(self, like: Array, shape: tuple[int, ...]) -> Array:
+        """A new array."""
+        return np.empty(shape, like.dtype)
+
+    def give(self, *arrays: Any) -> None:
+        """Leave them to Python."""
