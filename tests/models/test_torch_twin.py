@@ -1,30 +1,35 @@
-"""Loss and all gradients against an independent PyTorch model in float64."""
+"""Loss and all gradients against independent PyTorch models in float64."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from mpipar.models import GPT, GPTConfig
+from mpipar.models import GPTConfig, LlamaConfig, build_model
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.bench
 
 from benchmarks.torch_gpt import TorchGPT  # noqa: E402
+from benchmarks.torch_llama import TorchLlama  # noqa: E402
 
 CONFIGS = [
     GPTConfig(n_layers=2, width=64, n_heads=4, sequence=130),
     GPTConfig(n_layers=2, width=48, n_heads=6, n_kv_heads=2, sequence=70, vocabulary=97),
     GPTConfig(n_layers=1, width=32, n_heads=2, n_kv_heads=1, sequence=40, tied=True),
     GPTConfig(n_layers=1, width=32, n_heads=2, sequence=40, label_smoothing=0.1, ignore_index=7),
+    LlamaConfig(n_layers=2, width=64, n_heads=4, sequence=130, hidden=90),
+    LlamaConfig(n_layers=2, width=48, n_heads=6, n_kv_heads=2, sequence=70, rope_base=1e5),
+    LlamaConfig(n_layers=2, width=36, n_heads=9, n_kv_heads=3, sequence=300, hidden=50, tied=True),
+    LlamaConfig(n_layers=1, width=32, n_heads=2, n_kv_heads=1, sequence=40, label_smoothing=0.1),
 ]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_loss_and_gradients(config, record_property):
-    model, generator = GPT(config), np.random.default_rng(0)
+    model, generator = build_model(config), np.random.default_rng(0)
     parameters = model.init(0, np.float64)
-    twin = TorchGPT(config).double()
+    twin = (TorchLlama if isinstance(config, LlamaConfig) else TorchGPT)(config).double()
     assert {n for n, _ in twin.named_parameters()} == set(parameters)
     for name, p in parameters.items():
         p += generator.normal(0, 0.1, p.shape)
@@ -51,9 +56,10 @@ def test_loss_and_gradients(config, record_property):
     assert worst < 1e-10
 
 
-def test_runs_on_torch_tensors():
-    config = GPTConfig(n_layers=1, width=16, n_heads=2, sequence=12, vocabulary=11, dropout=0.1)
-    model, generator = GPT(config), np.random.default_rng(0)
+@pytest.mark.parametrize("kind", [GPTConfig, LlamaConfig])
+def test_runs_on_torch_tensors(kind):
+    config = kind(n_layers=1, width=16, n_heads=2, sequence=12, vocabulary=11, dropout=0.1)
+    model, generator = build_model(config), np.random.default_rng(0)
     arrays = model.init(0, np.float64)
     tokens, targets = generator.integers(0, 11, (2, 3, 12))
     results = []

@@ -117,3 +117,15 @@ def test_arrays_of_two_libraries_are_refused():
     turned = strict.permute_dims(strict.ones((2, 3, 4)), (1, 0, 2))
     with pytest.raises(UnsupportedArray, match="not contiguous"):
         as_rows(turned, "out")
+
+
+@dtypes
+def test_rotary_and_swiglu(dtype):
+    def run(x, positions, g):
+        cos, sin = nn.rotary_tables(x, positions, x.shape[3], 100.0)
+        slopes = nn.rotary(x, cos, sin)
+        gated = nn.swiglu(x, slopes=slopes)
+        return cos, sin, nn.rotary_backward(x, cos, sin), gated, nn.swiglu_backward(g, slopes)
+
+    x, g = draw(2, 5, 3, 6, dtype=dtype), draw(2, 5, 3, 3, dtype=dtype)
+    both(run, x, np.arange(5), g)

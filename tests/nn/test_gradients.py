@@ -114,3 +114,18 @@ def test_attention(heads, kv_heads, n_queries, n_keys, draw, monkeypatch):
     assert_gradient(to_q, lambda a: nn.causal_attention(a, k, v)[0], q, g)
     assert_gradient(to_k, lambda a: nn.causal_attention(q, a, v)[0], k, g)
     assert_gradient(to_v, lambda a: nn.causal_attention(q, k, a)[0], v, g)
+
+
+def test_rotary(draw):
+    x, g = draw(2, 5, 3, 6), draw(2, 5, 3, 6)
+    for positions in (np.arange(5), np.array([[0, 1, 2, 3, 4], [7, 9, 2, 2, 30]])):
+        tables = nn.rotary_tables(x, positions, 6, base=50.0)
+        actual = nn.rotary_backward(g, *tables)
+        assert_gradient(actual, lambda a, t=tables: nn.rotary(a, *t), x, g)
+
+
+def test_swiglu(draw):
+    x, g = draw(2, 3, 8) * 2, draw(2, 3, 4)
+    slopes = np.empty_like(x)
+    nn.swiglu(x, slopes=slopes)
+    assert_gradient(nn.swiglu_backward(g, slopes), nn.swiglu, x, g)
