@@ -5,7 +5,6 @@ mpi4py is imported here and in the modules beside it whose names begin with ``mp
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +54,6 @@ class MPICommunicator(Communicator):
         self.checked = settings.checked
         self._groups = groups
         self._watchdog = watchdog
-        self._busy = threading.Lock()
         self.attach(shared)
 
     def attach(self, shared: SharedGroup) -> None:
@@ -73,6 +71,7 @@ class MPICommunicator(Communicator):
         self._shared: SharedGroup | None = shared
         self._slot = board.slot(self.number)
         self._queue: deque[_Pending] = shared.queue
+        self._busy = shared.busy
         if shared.sequence == 0:  # a closed group of the same number may have left its mark
             board.words[self._slot] = self.number << 32
 
@@ -114,18 +113,16 @@ class MPICommunicator(Communicator):
         try:
             self._refuse(call)
             mark = self._arrive(call)
-            if call.blocking and not self._queue and not self.checked:
+            if call.blocking and not self._groups.pending and not self.checked:
                 self._carry_out(call, mark)
                 return ENDED
             if call.blocking:
                 self._drive(_Pending(call, self._guarded(call._replace(blocking=False)), mark))
                 return ENDED
             pending = _Pending(call, self._guarded(call), mark)
-            if call.op in _PEERS:
-                self._shared_peers().append(pending)
-            else:
-                self._queue.append(pending)
-            self._advance_all()
+            if self._shared is not None:
+                self._groups.add(self._shared, pending)
+                self._shared.advance()
             return Request(
                 call,
                 lambda: self._advance(pending),
@@ -137,8 +134,7 @@ class MPICommunicator(Communicator):
 
     def progress(self) -> None:
         """Move pending calls on without waiting for any of them."""
-        with self._busy:
-            self._advance_all()
+        self._groups.advance()
 
     def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
         """Make one group per color. Collective over this group.
@@ -167,12 +163,17 @@ class MPICommunicator(Communicator):
         if native is None:
             return super()._prepared(call, finish)
         function, arguments = native
-        shared, watchdog, queue, busy = self._shared, self._watchdog, self._queue, self._busy
+        shared, watchdog, pending, busy = (
+            self._shared,
+            self._watchdog,
+            self._groups.pending,
+            self._busy,
+        )
         words, slot, high = watchdog.board.words, self._slot, self.number << 32
         token = (call, self, 0)
 
         def handle() -> Any:
-            if queue or shared is None or self._shared is None or not busy.acquire(False):
+            if pending or shared is None or self._shared is None or not busy.acquire(False):
                 self.submit(call)
                 return finish()
             shared.sequence += 1
@@ -202,7 +203,7 @@ class MPICommunicator(Communicator):
             raise RankFailed(f"{self.name} is closed; {call} came after close()")
         if self._shared.broken is not None:
             raise RankFailed(f"{self.name} is unusable since: {self._shared.broken}")
-        if call.error is not None and (not self.checked or call.op in _PEERS):
+        if call.error is not None and (not self.checked or self.size == 1 or call.op in _PEERS):
             raise call.error
 
     def _arrive(self, call: Call) -> int:
@@ -216,13 +217,12 @@ class MPICommunicator(Communicator):
 
     def _guarded(self, call: Call) -> Program:
         """The program of a call, after the check that all ranks make the same one."""
-        if self.checked and self.size > 1:
-            if call.op is Op.SEND:
-                yield from send_header(self.engine, call)
-            elif call.op is Op.RECV:
-                yield from receive_header(self.engine, call)
-            else:
-                yield from preflight(self.engine, call)
+        if self.checked and call.op is Op.SEND:
+            yield from send_header(self.engine, call)
+        elif self.checked and call.op is Op.RECV:
+            yield from receive_header(self.engine, call)
+        elif self.checked and self.size > 1:
+            yield from preflight(self.engine, call)
         yield from self.engine.program(call)
 
     def _carry_out(self, call: Call, mark: int) -> None:
@@ -254,30 +254,32 @@ class MPICommunicator(Communicator):
     def _wait_for(self, pending: _Pending) -> None:
         explain = partial(self._explain, pending)
         try:
-            Request(pending.call, pending.settle, explain, self.deadline_s).wait()
+            look = partial(self._look, pending)
+            Request(pending.call, look, explain, self.deadline_s).wait()
         except BaseException as error:
             if not pending.cancel() and self._shared is not None:
                 self._shared.broken = RankFailed(f"{pending.call} was broken off: {error}")
                 self._groups.given_up.append(pending)
             raise
 
+    def _look(self, pending: _Pending) -> bool:
+        """One look at a blocking call; what is under way beside it moves on, in every group.
+
+        Peers may be waiting for the next step of any of it.
+        """
+        if pending.settle():
+            return True
+        if self._shared is not None:
+            self._shared.advance_peers()
+        self._groups.advance()
+        return False
+
     def _advance(self, pending: _Pending) -> bool:
         if not pending.done:
-            with self._busy:
-                self._advance_all()
+            self._groups.advance()
         if pending.error is not None:
             raise pending.error
         return pending.done
-
-    def _advance_all(self) -> None:
-        peers = self._shared_peers()
-        for each in [p for p in peers if p.settle()]:
-            peers.remove(each)
-        while self._queue and self._queue[0].settle():
-            self._queue.popleft()
-
-    def _shared_peers(self) -> list[_Pending]:
-        return self._shared.peers if self._shared is not None else []
 
     def _explain(self, pending: _Pending) -> str:
         absent, gone = self._watchdog.missing(pending.call, self, pending.mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpipar.comm.call import Op
 from mpipar.comm.mpi_engine import Engine
 from mpipar.errors import CollectiveMismatch, CountOutOfRange, ParallelismError, RankFailed
 
@@ -60,7 +62,7 @@ class Settings:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class SharedGroup:
     """One owned MPI communicator and the state that all its handles share.
 
@@ -84,8 +86,20 @@ class SharedGroup:
     sequence: int = 0
     queue: deque[Any] = field(default_factory=deque)
     peers: list[Any] = field(default_factory=list)
+    busy: threading.Lock = field(default_factory=threading.Lock)
     users: list[Any] = field(default_factory=list)
     broken: ParallelismError | None = None
+
+    def advance(self) -> None:
+        """Move the calls under way on, without waiting; collectives one after the other."""
+        self.advance_peers()
+        while self.queue and self.queue[0].settle():
+            self.queue.popleft()
+
+    def advance_peers(self) -> None:
+        """Move messages on, without waiting."""
+        for each in [p for p in self.peers if p.settle()]:
+            self.peers.remove(each)
 
     @property
     def number(self) -> int:
@@ -114,6 +128,7 @@ class Groups:
         self.settings = settings
         self.live: dict[tuple[tuple[int, ...], str], SharedGroup] = {}
         self.n_made = 0
+        self.pending: list[SharedGroup] = []  # those with calls under way
         self.given_up: list[Any] = []  # kept alive: the MPI may still write into their buffers
 
     def adopt(self, comm: MPI.Intracomm, world_ranks: tuple[int, ...], purpose: str) -> SharedGroup:
@@ -210,6 +225,31 @@ class Groups:
             members.Free()
             everyone.Free()
 
+    def add(self, shared: SharedGroup, pending: Any) -> None:
+        """Keep a call that is under way, with its arrays.
+
+        Parameters
+        ----------
+        shared : SharedGroup
+            The group it is made on.
+        pending : object
+            With its call.
+        """
+        (shared.peers if pending.call.op in (Op.SEND, Op.RECV) else shared.queue).append(pending)
+        if shared not in self.pending:
+            self.pending.append(shared)
+
+    def advance(self) -> None:
+        """Move all that is under way in this process on, but what another thread is at."""
+        for shared in list(self.pending):
+            if shared.busy.acquire(blocking=False):
+                try:
+                    shared.advance()
+                    if not shared.queue and not shared.peers:
+                        self.pending.remove(shared)
+                finally:
+                    shared.busy.release()
+
     def marks(self) -> dict[str, list[int]]:
         """How far each group is.
 
@@ -225,7 +265,7 @@ class Groups:
                     shared.queue
                     or shared.peers
                     or shared.broken
-                    or any(bool(user.calls) or user.calls.broken for user in shared.users)
+                    or any(bool(user.calls.under_way or user.calls.halted) for user in shared.users)
                 ),
             ]
             for (ranks, purpose), shared in self.live.items()
@@ -246,8 +286,10 @@ class Groups:
             if f"{purpose}{ranks}" in names:
                 shared.broken = RankFailed(reason)
                 for user in shared.users:
-                    user.calls.broken = shared.broken
+                    user.calls.halted.append(shared.broken)
                 self.given_up.append(self.live.pop(key))
+                if shared in self.pending:
+                    self.pending.remove(shared)
 
     def release(self, shared: SharedGroup) -> None:
         """Give one handle back; the last one frees the communicator. Collective over it.
