@@ -52,6 +52,45 @@ def test_blocking_calls_may_pass_between(comm: Communicator) -> None:
     assert (first.wait() == sum(range(comm.size))).all()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_message_goes_on_while_its_sender_is_in_a_collective(
+    comm: Communicator, mode: str, size: int
+) -> None:
+    with in_mode(comm, mode) as group:
+        after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        size = min(size, 5000) if mode == "64-byte messages" else size
+        if group.size == 1:
+            return
+        sent = group.begin_send(np.full(size, group.rank), after)
+        if group.rank == 0:
+            group.barrier()
+            got = group.recv(np.empty(size, int), before)
+        else:
+            got = group.recv(np.empty(size, int), before)
+            group.barrier()
+        assert (got == before).all()
+        sent.wait()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_collective_goes_on_while_a_rank_is_in_one_of_another_group(
+    comm: Communicator, mode: str
+) -> None:
+    """All-reduces in rank order take two steps; the second must not wait for its owner's wait."""
+    other = comm.split(0, purpose="another group")
+    assert other is not None
+    with in_mode(comm, mode) as group, other:
+        request = group.begin_all_reduce(np.full(3000, group.rank), deterministic=True)
+        if group.rank == 0:
+            other.barrier()
+            got = request.wait()
+        else:
+            got = request.wait()
+            other.barrier()
+        assert (got == sum(range(group.size))).all()
+
+
 def test_a_request_owns_its_arrays(comm: Communicator) -> None:
     """Temporary arrays, dropped by the caller at once; the classic segmentation fault."""
     requests = []
