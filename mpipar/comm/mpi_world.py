@@ -17,9 +17,11 @@ from mpipar.comm.mpi_groups import Groups, Settings
 from mpipar.comm.mpi_node import make_host
 from mpipar.comm.node import NodeCommunicator
 from mpipar.comm.paths import Paths
+from mpipar.comm.placement import limit_threads
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
-from mpipar.launch.environment import check_before_start, check_launch, thread_settings
+from mpipar.launch.environment import check_before_start, check_launch
+from mpipar.launch.place import prepare
 
 
 class World:
@@ -33,6 +35,7 @@ class World:
 
     def __init__(self, settings: Settings) -> None:
         library = MPI.Get_library_version()
+        self.place = prepare(os.environ)  # before MPI starts: it picks its cards by the device
         if not MPI.Is_initialized():
             check_before_start(os.environ, library)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -43,13 +46,14 @@ class World:
                 "the MPI library gives no MPI_THREAD_MULTIPLE, which the watchdog needs; leave "
                 "mpi4py.rc.thread_level at 'multiple'"
             )
-        if base.size > 1:
-            _limit_threads()
         self.groups = Groups(settings)
         self.node = base.Split_type(MPI.COMM_TYPE_SHARED)
         world = base.Dup()
-        on_node = tuple(self.node.allgather(base.rank))
+        lines = self.node.allgather((base.rank, self.place.cores))
+        on_node = tuple(rank for rank, _ in lines)
         node = self.node
+        if base.size > 1:
+            limit_threads(os.environ, [cores for _, cores in lines], node.rank)
         self.board = Board(
             on_node,
             node.rank,
@@ -116,17 +120,6 @@ class World:
         number = own.allreduce(self.groups.n_made, MPI.MAX)  # the same on every rank, and new
         shared = self.groups.adopt(own, tuple(ranks), f"wrapped {number}")
         return self._over_node(MPICommunicator(shared, self.groups, self.watchdog))
-
-
-def _limit_threads() -> None:
-    """One thread a rank for the linear algebra, where the user has not chosen otherwise.
-
-    `mpipar run` says so in the environment; this is for ranks started by ``mpirun`` or ``srun``.
-    """
-    if thread_settings(os.environ):
-        from threadpoolctl import threadpool_limits
-
-        threadpool_limits(1)
 
 
 def _share(node: MPI.Comm, text: str) -> str:

@@ -13,6 +13,7 @@ from mpipar.launch.environment import detect
 
 if TYPE_CHECKING:
     from mpipar.comm.mpi_world import World
+    from mpipar.launch.place import Place
 
 _world: World | IdentityCommunicator | None = None
 
@@ -59,6 +60,22 @@ def init() -> Communicator:
     """
     world = _start()
     return world if isinstance(world, IdentityCommunicator) else world.comm
+
+
+def own_place() -> Place:
+    """Where this process stands, as found before MPI started.
+
+    Returns
+    -------
+    Place
+        Its rank is that on the node.
+    """
+    world = _start()
+    if not isinstance(world, IdentityCommunicator):
+        return world.place
+    from mpipar.launch.place import prepare
+
+    return prepare(os.environ)
 
 
 def group_marks() -> dict[str, list[int]]:
