@@ -1,5 +1,7 @@
-"""Checkpoints that are complete or not there."""
+"""Checkpoints that are complete or not there, and models of other tools."""
 
+from mpipar.checkpoint.hf import export_hf
+from mpipar.checkpoint.pretrained import Pretrained, open_pretrained
 from mpipar.checkpoint.store import load, newest, save
 
-__all__ = ["load", "newest", "save"]
+__all__ = ["Pretrained", "export_hf", "load", "newest", "open_pretrained", "save"]
