@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mpipar.cli.main import exit_code
 from mpipar.comm import Communicator, init
-from mpipar.errors import ParallelismError
+from mpipar.errors import ParallelismError, RecipeError
 from mpipar.train.recipe import Recipe, load_recipe, merge_recipe
 
 
@@ -39,6 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FOLDER", help="run folder")
     parser.add_argument("--resume", action="store_true",
                         help="go on from the newest complete checkpoint")  # fmt: skip
+    parser.add_argument("--resume-if-any", action="store_true",
+                        help="go on if --run holds a run, else start it")  # fmt: skip
+    parser.add_argument(
+        "--places", action="store_true", help="print each rank's node, cores, GPU and network card"
+    )
     parser.add_argument("--quiet", action="store_true", help="only the table at the end")
 
 
@@ -55,32 +61,70 @@ def main(arguments: argparse.Namespace) -> int:
     int
         Exit code 0.
     """
+    from mpipar.checkpoint import newest
     from mpipar.train.run_folder import RECIPE, choose_folder, plot_loss
+    from mpipar.train.stop import StopRequest
     from mpipar.train.trainer import Trainer
 
+    stop = StopRequest()
     comm = init()
     say = print if comm.rank == 0 and not arguments.quiet else _silent
     with told_once(comm):
         source = arguments.recipe
         wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
-        folder = choose_folder(comm, wanted["run"]["folder"], arguments.resume)
-        if arguments.resume:
+        resumes = agreed(comm, lambda: _resumes(arguments, wanted["run"]["folder"]))
+        folder = choose_folder(comm, wanted["run"]["folder"], resumes)
+        if resumes:
             source = folder / RECIPE
             wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
         trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
+    tell_places(comm, folder, say if arguments.places else _silent)
     say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
     say(f"text: {trainer.corpus.train.size / 1e6:.2f} MB to train on, "
         f"{trainer.corpus.held_out.size / 1e6:.2f} MB held out, bigram conditional entropy "
         f"{trainer.corpus.bigram_entropy:.4f} nat")  # fmt: skip
-    if arguments.resume:
+    if resumes and (arguments.resume or newest(comm, folder / "checkpoints")):
         say(f"going on after step {trainer.resume()}")
-    figures = trainer.run(say)
+    figures = trainer.run(say, stop)
     if comm.rank == 0:
         curve = plot_loss(folder, trainer.corpus.bigram_entropy)
         print(table(figures, folder))
         if curve is not None:
             print(f"loss curve: {curve}")
     return 0
+
+
+def _resumes(arguments: argparse.Namespace, folder: str) -> bool:
+    """Whether the run goes on; of a run that never wrote a checkpoint only the recipe is kept."""
+    from mpipar.train.run_folder import RECIPE
+
+    if arguments.resume_if_any and not folder:
+        raise RecipeError("--resume-if-any needs the run's folder: --run FOLDER")
+    return bool(arguments.resume or (arguments.resume_if_any and Path(folder, RECIPE).is_file()))
+
+
+def tell_places(comm: Communicator, folder: Path, say: Callable[[str], None]) -> None:
+    """Write the table of ranks into the run folder, and warn of what is wrong in it. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    folder : Path
+        Run folder.
+    say : callable
+        Gets the table, on rank 0.
+    """
+    from mpipar.comm.placement import places
+    from mpipar.launch.place import place_problems, place_table
+
+    found = places(comm)
+    if comm.rank == 0:
+        text = place_table(found)
+        (folder / "ranks.txt").write_text(text + "\n", encoding="utf-8")
+        say(text)
+        for problem in place_problems(found):
+            print(f"note: {problem}", file=sys.stderr)
 
 
 def _silent(_: str) -> None:

@@ -22,6 +22,7 @@ from mpipar.train.engine import build_engine
 from mpipar.train.optimizer import AdamW
 from mpipar.train.recipe import Recipe, dump_recipe
 from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics
+from mpipar.train.stop import StopRequest, clear_stopped, mark_stopped
 from mpipar.train.text import Corpus, Sampler, share_text
 from mpipar.units.remainder import exact_size, spread_range
 
@@ -154,13 +155,17 @@ class Trainer:
 
     # -- the whole run ----------------------------------------------------------------------
 
-    def run(self, report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    def run(
+        self, report: Callable[[str], None] = lambda _: None, stop: StopRequest | None = None
+    ) -> dict[str, Any]:
         """Train to the last step. Collective.
 
         Parameters
         ----------
         report : callable
             Gets whole lines, on rank 0 only.
+        stop : StopRequest, optional
+            Ends the run early, with a checkpoint, once it is agreed.
 
         Returns
         -------
@@ -173,6 +178,7 @@ class Trainer:
         if self.folder is not None:
             metrics = Metrics(self.folder, self.comm.rank == 0, self.step)
             if self.comm.rank == 0:
+                clear_stopped(self.folder)
                 (self.folder / RECIPE).write_text(dump_recipe(recipe), encoding="utf-8")
         clock = Clock(self)
         result: StepResult | None = None
@@ -189,8 +195,14 @@ class Trainer:
                     f"{held['held_out_loss']:.4f}")  # fmt: skip
             if metrics is not None:
                 metrics.write({**dataclasses.asdict(result), **held, **clock.figures()})
-            if last or (run.checkpoint_every and self.step % run.checkpoint_every == 0):
+            stops = not last and stop is not None and stop.is_agreed(self.comm)
+            if last or stops or (run.checkpoint_every and self.step % run.checkpoint_every == 0):
                 clock.pause(self.save)
+            if stops:
+                if self.folder is not None and self.comm.rank == 0:
+                    mark_stopped(self.folder, self.step)
+                say(f"stopped by a signal after step {self.step}/{recipe.train.steps}")
+                break
         self._show_timeline(say)
         return {**clock.summary(result), **held}
 
