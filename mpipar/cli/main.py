@@ -36,7 +36,11 @@ VERBS: Final = {
     "train": ("mpipar.cli.train", "train a byte-level GPT, data-parallel over the ranks"),
     "run": ("mpipar.cli.run", "start a verb or any program on N ranks with the right launcher"),
     "test": ("mpipar.cli.test", "run pytest; with `mpipar run -n N test` on N ranks"),
+    "job": ("mpipar.cli.job", "print the Slurm script of a run"),
+    "doctor": ("mpipar.cli.doctor", "what is wrong here: launcher, MPI, devices, threads, Slurm"),
     "schedule": ("mpipar.cli.schedule", "draw, compare and check pipeline schedules"),
+    "plan": ("mpipar.cli.plan", "which degrees and schedule to train with, at what price, and why"),
+    "topo": ("mpipar.cli.topo", "what this node, this job or a described machine looks like"),
 }
 
 

@@ -56,8 +56,8 @@ class Calibration:
     outer: float = 1.0
     call_s: float = 20e-6
     source: str = (
-        "published: efficiency curves of Calculon's A100 file, large products at 0.87 as the Selene "
-        "runs of arXiv 2205.05198 tell; assumed: host time of eager PyTorch"
+        "published: efficiency curves of Calculon's A100 file, large products at 0.87 as the "
+        "Selene runs of arXiv 2205.05198 tell; assumed: host time of eager PyTorch"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import permutations
 from typing import Any, Self
 
 import numpy as np
@@ -16,18 +17,8 @@ Ints = NDArray[np.int64]
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
-ORDERS = (
-    ("pp", "dp", "cp", "tp"),
-    ("dp", "pp", "cp", "tp"),
-    ("pp", "cp", "dp", "tp"),
-    ("cp", "pp", "dp", "tp"),
-    ("dp", "cp", "pp", "tp"),
-    ("cp", "dp", "pp", "tp"),
-    ("pp", "tp", "dp", "cp"),
-    ("pp", "tp", "cp", "dp"),
-    ("dp", "cp", "tp", "pp"),
-    ("dp", "tp", "cp", "pp"),
-)
+AXES = ("pp", "dp", "cp", "tp")
+ORDERS = tuple(permutations(AXES))
 """Orders of the mesh axes from outermost to innermost; the first is the default."""
 
 

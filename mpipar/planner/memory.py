@@ -231,22 +231,28 @@ def stage_memory(
             expert, only, configs.zero, np.maximum(1, configs.dp * configs.cp / configs.ep)
         )
         roles.append(shared + routed)
-    layer = layer_activation_bytes(
+    # The formulas count 16-bit activations; in 32 bits everything is twice as long.
+    wide = precision.weight / 2
+    layer = wide * layer_activation_bytes(
         spec, configs.micro, configs.tp, configs.cp, configs.sp, configs.recompute
     )
     at = 0 if is_first else p - 1
     kept = layer * n_layers * in_flight(configs, at)
     weights, grads, optimizer = roles
     return Memory(
-        weights, grads, optimizer, kept, _working(spec, configs, layer, one | (not is_first))
+        weights, grads, optimizer, kept, _working(spec, configs, layer, wide, one | (not is_first))
     )
 
 
-def _working(spec: ModelSpec, configs: Configs, layer: Floats, has_head: Any) -> Floats:
+def _working(
+    spec: ModelSpec, configs: Configs, layer: Floats, wide: float, has_head: Any
+) -> Floats:
     """One layer's full activations while it is computed again, and the logits on the last stage."""
-    whole = layer_activation_bytes(spec, configs.micro, configs.tp, configs.cp, configs.sp, 0)
+    whole = wide * layer_activation_bytes(
+        spec, configs.micro, configs.tp, configs.cp, configs.sp, 0
+    )
     tokens = configs.micro * spec.sequence / configs.cp
-    gradient = 2 * spec.width * tokens * 2
+    gradient = 4 * wide * spec.width * tokens
     logits = tokens * (4 * spec.width + 6 * np.ceil(spec.vocabulary / configs.tp))
     gathered = np.where(configs.zero >= 3, 2 * spec.layer_weights / (configs.tp * configs.ep), 0.0)
     return np.asarray(whole - layer + gradient + gathered + np.where(has_head, logits, 0.0))

@@ -148,23 +148,40 @@ def step_time(
         Arrays as long as `configs`.
     """
     strides = axis_strides(configs)
-    first, place = distinct(
-        configs.tp,
-        configs.micro,
-        configs.cp,
-        configs.ep,
-        configs.sp,
-        configs.recompute,
-        strides["tp"],
-        strides["cp"],
-        np.minimum(strides["dp"], strides["cp"]),
-    )
-    own = configs[first]
-    parts = _layer_parts(
-        spec, machine, fabric, own, {k: v[first] for k, v in strides.items()}, practice
-    )
-    layer = {name: part[place] for name, part in parts.items()}
+    layer = layer_parts(spec, machine, fabric, configs, practice, strides)
     return _assemble(spec, machine, fabric, configs, strides, layer, practice)
+
+
+def layer_parts(
+    spec: ModelSpec,
+    machine: Machine,
+    fabric: Fabric,
+    configs: Configs,
+    practice: Practice,
+    strides: dict[str, Any] | None = None,
+) -> dict[str, Floats]:
+    """Seconds of one layer and one microbatch by kind, and of the head.
+
+    Parameters
+    ----------
+    spec, machine, fabric, configs, practice
+        As in `step_time`.
+    strides : dict of str to array, optional
+        Of `axis_strides`, where they are known.
+
+    Returns
+    -------
+    dict of str to array
+        ``forward backward again tp cp ep head``, as long as `configs`.
+    """
+    strides = strides or axis_strides(configs)
+    columns = (configs.tp, configs.micro, configs.cp, configs.ep, configs.sp, configs.recompute)
+    first, place = distinct(
+        *columns, strides["tp"], strides["cp"], np.minimum(strides["dp"], strides["cp"])
+    )
+    near = {axis: stride[first] for axis, stride in strides.items()}
+    parts = _layer_parts(spec, machine, fabric, configs[first], near, practice)
+    return {name: part[place] for name, part in parts.items()}
 
 
 def _layer_parts(
@@ -232,7 +249,7 @@ def _assemble(
 ) -> StepTime:
     p, m, v = configs.pp, configs.n_micro, configs.chunks
     most = np.ceil(spec.n_layers / p)
-    send = _send_time(spec, fabric, configs, strides, practice)
+    send = send_time(spec, fabric, configs, practice, strides)
     one_layer = sum(layer[k] for k in ("forward", "backward", "again", "tp", "cp", "ep"))
     head = layer["head"]
     last = np.floor(spec.n_layers / p) * one_layer + head
@@ -258,10 +275,28 @@ def _assemble(
     )
 
 
-def _send_time(
-    spec: ModelSpec, fabric: Fabric, configs: Configs, strides: dict[str, Any], practice: Practice
+def send_time(
+    spec: ModelSpec,
+    fabric: Fabric,
+    configs: Configs,
+    practice: Practice,
+    strides: dict[str, Any] | None = None,
 ) -> Floats:
-    """One activation to the next stage."""
+    """Seconds of one activation to the next stage.
+
+    Parameters
+    ----------
+    spec, fabric, configs, practice
+        As in `step_time`.
+    strides : dict of str to array, optional
+        Of `axis_strides`, where they are known.
+
+    Returns
+    -------
+    array
+        0 where there is one stage.
+    """
+    strides = strides or axis_strides(configs)
     first, place = distinct(
         strides["pp"], configs.micro, configs.cp, configs.tp, configs.sp, configs.pp > 1
     )
@@ -272,6 +307,30 @@ def _send_time(
     gathered = np.where(own.sp | (split == 1), 0.0, 1.0)
     wire = wire + gathered * fabric.group(own.tp, strides["tp"][first]).time("all_gather", n_bytes)
     return np.asarray(np.where(own.pp > 1, wire, 0.0)[place])
+
+
+def _both_axes(
+    fabric: Fabric, configs: Configs, strides: dict[str, Any], volume: Floats
+) -> tuple[Floats, Floats]:
+    """All-reduce, and half of it, over dp and cp: the inner axis first, its share on the outer."""
+    whole = half = np.zeros(1)
+    dp_inside = strides["dp"] < strides["cp"]
+    for axis, inside in (
+        ("dp", np.where(dp_inside, 1, configs.cp)),
+        ("cp", np.where(dp_inside, configs.dp, 1)),
+    ):
+        degree = getattr(configs, axis)
+        first, place = distinct(degree, strides[axis])
+        group = fabric.group(degree[first], strides[axis][first])
+        for op in ("all_reduce", "reduce_scatter"):
+            call = group.time(op, 0)
+            per_byte = ((group.time(op, 1e9) - call) / 1e9)[place]
+            time = call[place] + per_byte * (volume / inside)
+            if op == "all_reduce":
+                whole = whole + time
+            else:
+                half = half + time
+    return whole, half
 
 
 def _after(
@@ -294,14 +353,10 @@ def _after(
     n = dense + expert
     m, zero = configs.n_micro, configs.zero
     ranks = configs.dp * configs.cp
-    first, place = distinct(ranks, np.minimum(strides["dp"], strides["cp"]))
-    group = fabric.group(ranks[first], np.minimum(strides["dp"], strides["cp"])[first])
-    whole, half = (group.time(op, 1e9)[place] for op in ("all_reduce", "reduce_scatter"))
-    call = group.time("reduce_scatter", 0)[place]
-    half = (half - call) * n * practice.grad_bytes / 1e9
-    whole = (whole - group.time("all_reduce", 0)[place]) * n * practice.grad_bytes / 1e9
-    halves = np.where(zero == 3, 3 * m, np.where(zero == 2, m + 1, 2)) * (half + call)
-    moving = np.where(zero == 0, whole + 2 * call, halves)
+    volume = n * practice.grad_bytes
+    whole, half = _both_axes(fabric, configs, strides, volume)
+    halves = np.where(zero == 3, 3 * m, np.where(zero == 2, m + 1, 2)) * half
+    moving = np.where(zero == 0, whole, halves)
     window = practice.dp_overlap * most * (layer["backward"] + layer["again"])
     window = window * np.where(zero >= 2, m, 1)
     shared = np.where(zero >= 1, ranks, 1)
