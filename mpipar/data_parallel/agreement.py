@@ -51,6 +51,7 @@ def agree(
     frozen: Iterable[str],
     tied: Iterable[Sequence[str]],
     bucket_bytes: int,
+    allow_empty: bool = False,
 ) -> Agreement:
     """Check the arguments of `DataParallel` on every rank. Collective.
 
@@ -58,7 +59,7 @@ def agree(
     ----------
     comm : Communicator
         The data-parallel group.
-    parameters, frozen, tied, bucket_bytes
+    parameters, frozen, tied, bucket_bytes, allow_empty
         As in `DataParallel`.
 
     Returns
@@ -74,7 +75,7 @@ def agree(
 
     def shapes() -> tuple[dict[str, Array], dict[str, str]]:
         views = {name: _writable(name, array) for name, array in parameters.items()}
-        if not views:
+        if not views and not allow_empty:
             raise EmptyInput("DataParallel", "no parameters")
         return views, {f"parameter {n!r}": f"{v.shape} {v.dtype.name}" for n, v in views.items()}
 

@@ -40,6 +40,8 @@ class DataParallel:
         The gradients of all copies are added, and the sum stands under every name.
     bucket_bytes : int
         Gradients travel in buckets of about this size.
+    allow_empty : bool
+        Take no parameters at all, as on a pipeline rank without any, which still takes part.
 
     Attributes
     ----------
@@ -63,10 +65,11 @@ class DataParallel:
         frozen: Iterable[str] = (),
         tied: Iterable[Sequence[str]] = (),
         bucket_bytes: int = 4 << 20,
+        allow_empty: bool = False,
     ) -> None:
         self.comm = comm
         self.communication_s = 0.0
-        agreed = agree(comm, parameters, frozen, tied, bucket_bytes)
+        agreed = agree(comm, parameters, frozen, tied, bucket_bytes, allow_empty)
         views, self._canonical = agreed.views, agreed.canonical
         for name, first in self._canonical.items():
             if first == name:

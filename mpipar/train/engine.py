@@ -82,7 +82,7 @@ class _Base:
         group = mesh.comm("dp")
         group.deterministic = recipe.train.deterministic
         self.mesh = mesh
-        self.dp = DataParallel(group, parameters)
+        self.dp = DataParallel(group, parameters, allow_empty=True)
         self._other_s = 0.0
 
     @property
