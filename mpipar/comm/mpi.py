@@ -117,9 +117,9 @@ class MPICommunicator(Communicator):
                 self._carry_out(call, mark)
                 return ENDED
             if call.blocking:
-                self._drive(_Pending(call, self._guarded(call._replace(blocking=False)), mark))
+                self._drive(self._pending(call, mark))
                 return ENDED
-            pending = _Pending(call, self._guarded(call), mark)
+            pending = self._pending(call, mark)
             if self._shared is not None:
                 self._groups.add(self._shared, pending)
                 self._shared.advance()
@@ -225,6 +225,11 @@ class MPICommunicator(Communicator):
             yield from preflight(self.engine, call)
         yield from self.engine.program(call)
 
+    def _pending(self, call: Call, mark: int) -> _Pending:
+        pending = _Pending(call, self._guarded(call._replace(blocking=False)), mark)
+        pending.has_parts = self.checked or call.n_bytes > self.engine.max_bytes
+        return pending
+
     def _carry_out(self, call: Call, mark: int) -> None:
         """A blocking call with nothing before it: the shortest way."""
         self._watchdog.current = (call, self, mark)
@@ -247,6 +252,8 @@ class MPICommunicator(Communicator):
             while self._queue:
                 self._wait_for(self._queue[0])
                 self._queue.popleft()
+        elif self._shared is not None:
+            self._groups.add(self._shared, pending)  # behind the earlier ones of its channel
         self._wait_for(pending)
         if pending.error is not None:
             raise pending.error
@@ -257,6 +264,8 @@ class MPICommunicator(Communicator):
             look = partial(self._look, pending)
             Request(pending.call, look, explain, self.deadline_s).wait()
         except BaseException as error:
+            if self._shared is not None and pending in self._shared.peers:
+                self._shared.peers.remove(pending)
             if not pending.cancel() and self._shared is not None:
                 self._shared.broken = RankFailed(f"{pending.call} was broken off: {error}")
                 self._groups.given_up.append(pending)
@@ -267,10 +276,12 @@ class MPICommunicator(Communicator):
 
         Peers may be waiting for the next step of any of it.
         """
-        if pending.settle():
+        if pending.call.op not in _PEERS and pending.settle():
             return True
         if self._shared is not None:
             self._shared.advance_peers()
+        if pending.done:
+            return True
         self._groups.advance()
         return False
 
@@ -296,6 +307,7 @@ class _Pending:
         self.call = call
         self.mark = mark
         self.done = False
+        self.has_parts = False
         self.error: BaseException | None = None
         self._program = program
         self._request = request

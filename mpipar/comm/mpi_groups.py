@@ -97,9 +97,20 @@ class SharedGroup:
             self.queue.popleft()
 
     def advance_peers(self) -> None:
-        """Move messages on, without waiting."""
-        for each in [p for p in self.peers if p.settle()]:
-            self.peers.remove(each)
+        """Move messages on, without waiting.
+
+        What travels in parts (a header, pieces) keeps later messages of its channel waiting: their
+        parts would be taken for its own.
+        """
+        held = set()
+        for each in list(self.peers):
+            channel = (each.call.op, each.call.peer, each.call.tag)
+            if channel in held:
+                continue
+            if each.settle():
+                self.peers.remove(each)
+            elif each.has_parts:
+                held.add(channel)
 
     @property
     def number(self) -> int:
@@ -300,6 +311,12 @@ class Groups:
             From `adopt` or `make`.
         """
         shared.n_users -= 1
-        if shared.n_users == 0 and shared.broken is None:
-            self.live.pop((shared.world_ranks, shared.purpose), None)
+        if shared.n_users > 0:
+            return
+        key = (shared.world_ranks, shared.purpose)
+        if self.live.get(key) is shared:
+            del self.live[key]
+        if shared.broken is None:
             shared.comm.Free()
+        else:
+            self.given_up.append(shared)
