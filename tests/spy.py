@@ -54,5 +54,11 @@ class Spy(Communicator):
         group = self.inner.split(color, key, purpose)
         return None if group is None else Spy(group, self.sent)
 
+    def empty(self, shape, dtype=float):
+        return self.inner.empty(shape, dtype)
+
+    def free(self, array) -> None:
+        self.inner.free(array)
+
     def close(self) -> None:
         self.inner.close()

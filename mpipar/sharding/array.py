@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpipar.comm.build import dtype_name, named_dtype
 from mpipar.errors import EmptyInput, LayoutError, ParallelismError
-from mpipar.mesh import Mesh
+from mpipar.mesh import Mesh, MeshLayout
+from mpipar.sharding.node_memory import local_empty
 from mpipar.sharding.plan import Kind, Plan, Step, messages_between, plan_redistribution
 from mpipar.sharding.redistribute import exchange, run_plan
-from mpipar.sharding.sharding import ArraySpec, Sharding
+from mpipar.sharding.sharding import ArraySpec, Boxes, Sharding
+from mpipar.sharding.transfer import Transfer, extent
 
 Array = NDArray[Any]
 
@@ -97,7 +100,8 @@ class ShardedArray:
         if root is None:
             whole = np.asarray(array)
             spec = ArraySpec(whole.shape, whole.dtype, mesh.layout, sharding)
-            local = whole[spec.slices(mesh.rank)].copy()
+            local = local_empty(mesh.world, spec, mesh.rank)
+            local[...] = whole[spec.slices(mesh.rank)]
         else:
             spec = _announced(array, mesh, sharding, root)
             local = _scattered(array, mesh, spec, root)
@@ -134,7 +138,7 @@ class ShardedArray:
             Owns its shard.
         """
         spec = ArraySpec(tuple(shape), np.dtype(dtype), mesh.layout, _sharding(sharding))
-        local = np.empty(spec.local_shape(mesh.rank), spec.dtype)
+        local = local_empty(mesh.world, spec, mesh.rank)
         local[...] = function(spec.slices(mesh.rank))
         return cls(_spread(local, spec, mesh), mesh, spec.sharding, spec.shape)
 
@@ -214,10 +218,14 @@ class ShardedArray:
         Plan
             Its text tells the steps and their bytes.
         """
-        layout = (mesh or self.mesh).layout
-        return plan_redistribution(self.spec, self.spec.with_sharding(_sharding(sharding), layout))
+        return _planned(self.spec, _sharding(sharding), (mesh or self.mesh).layout)
 
-    def redistribute(self, sharding: Sharding | str, mesh: Mesh | None = None) -> ShardedArray:
+    def redistribute(
+        self,
+        sharding: Sharding | str,
+        mesh: Mesh | None = None,
+        out: ShardedArray | None = None,
+    ) -> ShardedArray:
         """The same global array laid out otherwise. Collective over the mesh.
 
         Parameters
@@ -226,11 +234,14 @@ class ShardedArray:
             How it is to lie; a partial array is reduced where the new sharding is not partial.
         mesh : Mesh, optional
             Another mesh over the same communicator.
+        out : ShardedArray, optional
+            An array of that description, such as an earlier result, whose memory is written.
 
         Returns
         -------
         ShardedArray
-            Shares its memory with this one only where nothing was to be done.
+            `out`, or a new one, which shares its memory with this one only where nothing was to be
+            done.
 
         Notes
         -----
@@ -240,8 +251,30 @@ class ShardedArray:
         if mesh.world is not self.mesh.world:
             raise LayoutError("both meshes must be made over the same communicator")
         plan = self.plan(sharding, mesh)
-        local = run_plan(plan, self.local, self.mesh)
-        return ShardedArray(local, mesh, plan.target.sharding, self.shape)
+        if out is not None:
+            out.check_target(plan.target, self.local)
+        local = run_plan(plan, self.local, self.mesh, None if out is None else out.local)
+        return out or ShardedArray(local, mesh, plan.target.sharding, self.shape)
+
+    def check_target(self, spec: ArraySpec, source: Array) -> None:
+        """Refuse to be the `out` of a result that this array cannot take.
+
+        Parameters
+        ----------
+        spec : ArraySpec
+            Of the result.
+        source : ndarray
+            What is read meanwhile.
+
+        Raises
+        ------
+        LayoutError
+            If descriptions differ or the memory does not do.
+        """
+        if self.spec != spec:
+            raise LayoutError(f"out is {self.spec}; the result is {spec}")
+        if not self.local.flags.carray or np.may_share_memory(self.local, source):
+            raise LayoutError("out must be writable and C-contiguous, in memory of its own")
 
     def to_global(self, root: int | None = None) -> Array | None:
         """The whole array, values reduced. Collective over the mesh.
@@ -266,14 +299,20 @@ class ShardedArray:
         have = source.spec.boxes
         want = np.zeros_like(have)
         want[root, :, 1] = self.shape
-        me, world = self.mesh.rank, self.mesh.world
-        moves = messages_between(have, want)
-        whole = exchange(world, source.local, have[me], want[me], moves, range(world.size))
-        return whole if me == root else None
+        whole = _moved(self.mesh, source.local, have, want)
+        return whole if self.mesh.rank == root else None
+
+
+_parsed = lru_cache(maxsize=256)(Sharding.parse)
 
 
 def _sharding(sharding: Sharding | str) -> Sharding:
-    return Sharding.parse(sharding) if isinstance(sharding, str) else sharding
+    return _parsed(sharding) if isinstance(sharding, str) else sharding
+
+
+@lru_cache(maxsize=256)
+def _planned(spec: ArraySpec, sharding: Sharding, layout: MeshLayout) -> Plan:
+    return plan_redistribution(spec, spec.with_sharding(sharding, layout))
 
 
 def _spread(local: Array, spec: ArraySpec, mesh: Mesh) -> Array:
@@ -328,5 +367,13 @@ def _scattered(array: Any, mesh: Mesh, spec: ArraySpec, root: int) -> Array:
     have = np.zeros_like(spec.boxes)
     have[root, :, 1] = spec.shape
     local = np.asarray(array) if me == root else np.empty((0,) * len(spec.shape), spec.dtype)
-    moves = messages_between(have, spec.boxes)
-    return exchange(world, local, have[me], spec.boxes[me], moves, range(world.size))
+    return _moved(mesh, local, have, spec.boxes)
+
+
+def _moved(mesh: Mesh, x: Array, have: Boxes, want: Boxes) -> Array:
+    """Values of any boxes over the whole world."""
+    world = mesh.world
+    out = np.empty(extent(want[mesh.rank]), x.dtype)
+    moves = messages_between(have, want)
+    exchange(world, x, Transfer(have, want, moves, range(world.size), world.rank), out)
+    return out

@@ -9,7 +9,6 @@ rule, so shards may be uneven or empty, and removing the last axis of a dim alwa
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -278,19 +277,3 @@ def _boxes(shape: tuple[int, ...], layout: MeshLayout, dims: tuple[tuple[str, ..
         boxes[:, dim] = np.asarray(bounds, np.int64)[index]
     boxes.setflags(write=False)
     return boxes
-
-
-def box_volume(box: NDArray[np.int64]) -> int:
-    """Number of elements in one box.
-
-    Parameters
-    ----------
-    box : ndarray
-        Shape (ndim, 2).
-
-    Returns
-    -------
-    int
-        1 for no dims, 0 if any range is empty.
-    """
-    return math.prod(max(0, stop - start) for start, stop in box.tolist())

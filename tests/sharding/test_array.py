@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 
 import numpy as np
@@ -276,6 +277,29 @@ def test_shards_that_do_not_fit_are_refused_on_every_rank(shapes, dtypes, text, 
     assert ThreadWorld(2).run(body) == [2, 2]
 
 
+def test_results_go_into_memory_that_is_there():
+    whole = np.arange(15.0).reshape(5, 3)
+    texts = ["A[I_dp, J_tp]", "A[I_tp, J_dp]", "A[I, J]", "A[I, J_tp]{sum_dp}", "A[I_dp_tp, J]"]
+
+    def body(world):
+        mesh = Mesh(world, dp=2, tp=2)
+        for one, other in itertools.product(texts, texts):
+            source = ShardedArray.from_global(whole, mesh, one)
+            out = ShardedArray.from_function(lambda _: np.nan, whole.shape, mesh, other)
+            memory = out.local
+            assert source.redistribute(other, out=out) is out
+            assert out.local is memory
+            np.testing.assert_array_equal(out.to_global(), whole)
+            if one != other:
+                with pytest.raises(LayoutError, match="out is"):
+                    source.redistribute(one, out=out)
+        with pytest.raises(LayoutError, match="memory of its own"):
+            source.redistribute(source.sharding, out=source)
+        return world.all_reduce(1)
+
+    assert ThreadWorld(4).run(body) == [4] * 4
+
+
 def test_other_refusals():
     def body(world):
         mesh, other = Mesh(world, tp=2), Mesh(world.split(0), tp=2)
@@ -307,3 +331,32 @@ def test_moves_on_the_ranks_of_the_job(comm):
         # what a peer holds is what arrives here
         mine = ShardedArray.from_function(lambda box: comm.rank, (comm.size,), mesh, "A[I_dp_tp]")
         np.testing.assert_array_equal(mine.redistribute("A[I]").local, np.arange(comm.size))
+
+
+def test_moves_through_node_memory():
+    parsed = [Sharding.parse(text) for text in all_shardings()]
+    whole = np.arange(8 * 5.0).reshape(8, 5)
+
+    def body(world):
+        mesh = Mesh(world, dp=2, tp=2)
+        for one, other in itertools.product(parsed[::2], parsed):
+            array = ShardedArray.from_global(whole, mesh, one).redistribute(other)
+            np.testing.assert_array_equal(array.redistribute("A[I_dp, J_tp]").to_global(), whole)
+        mesh.close()
+        del array
+        gc.collect()
+        arena = world.host.arena
+        before = arena.n_blocks
+        array = ShardedArray.from_global(whole, Mesh(world, dp=4), "A[I_dp, J]")
+        view = array.redistribute("A[I, J_dp]").local[:, :1]
+        assert arena.n_blocks == before + 2
+        del array
+        gc.collect()
+        world.barrier()
+        assert arena.n_blocks == before + 1  # the view keeps its memory
+        np.testing.assert_array_equal(view[:, 0], whole[:, world.rank + (world.rank > 0)])
+        del view
+        gc.collect()
+        return arena.n_blocks == before
+
+    assert ThreadWorld(4, node_size=4).run(body) == [True] * 4
