@@ -53,19 +53,18 @@ def vtrain_cluster():
 
 
 def vtrain_groups(table):
-    """Runs that share model, batch and GPUs, with positions in the table."""
-    keys = ("gpus", "global_batch", "hidden", "heads", "layers", "seq")
+    """Runs of one model each, with positions in the table; multi-node, all its plans compete."""
     found = {}
     for i, row in enumerate(table):
-        found.setdefault(tuple(int(row[k]) for k in keys), []).append(i)
-    for (_, batch, hidden, heads, layers, seq), places in found.items():
-        columns = {
-            ours: np.array([int(table[i][theirs]) for i in places])
-            for ours, theirs in (("tp", "tp"), ("pp", "pp"), ("dp", "dp"), ("micro", "micro_batch"))
-        }
-        spec = gpt("vtrain", layers, hidden, heads, seq)
+        model = tuple(int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
+        found.setdefault(model, []).append(i)
+    for model, places in found.items():
+        names = {"tp": "tp", "pp": "pp", "dp": "dp", "micro": "micro_batch"}
+        columns = {k: np.array([int(table[i][v]) for i in places]) for k, v in names.items()}
+        batch = np.array([int(table[i]["global_batch"]) for i in places])
+        columns["n_micro"] = batch // (columns["dp"] * columns["micro"])
         seconds = np.array([float(table[i]["iteration_ms"]) for i in places]) * 1e-3
-        yield spec, Configs.of(batch, recompute=2, **columns), seconds, np.array(places)
+        yield gpt("vtrain", *model), Configs.of(recompute=2, **columns), seconds, np.array(places)
 
 
 def only(groups, keep):

@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+GPIPE, ZB_H1 = 1, 2
 AXES = ("pp", "dp", "cp", "tp")
 ORDERS = tuple(permutations(AXES))
 """Orders of the mesh axes from outermost to innermost; the first is the default."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipar.planner.configs import FULL, SELECTIVE, Configs
+from mpipar.planner.configs import FULL, GPIPE, SELECTIVE, Configs
 from mpipar.planner.spec import ModelSpec
 from mpipar.units.remainder import spread_sizes
 
@@ -129,12 +129,14 @@ def in_flight(configs: Configs, stage: Any) -> Any:
     -------
     float or array
         ``min(m, p - stage)`` for 1F1B (and ZB-H1); interleaved over v chunks
-        ``(2 (p - stage - 1) + (v - 1) p + 1) / v``, which is ``p + (p - 1)/v`` on the first.
+        ``(2 (p - stage - 1) + (v - 1) p + 1) / v``, which is ``p + (p - 1)/v`` on the first;
+        all m for GPipe.
     """
     p, m, v = configs.pp, configs.n_micro, configs.chunks
     plain = p - stage
     woven = (2 * (p - stage - 1) + (v - 1) * p + 1) / v
-    return np.minimum(m, np.where(v > 1, woven, plain))
+    held = np.minimum(m, np.where(v > 1, woven, plain))
+    return np.where(configs.schedule == GPIPE, m, held)
 
 
 def stage_parameters(

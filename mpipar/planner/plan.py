@@ -22,6 +22,7 @@ from mpipar.planner.search import ALL, Choices, Found, blocks, layouts, peak_byt
 from mpipar.planner.spec import ModelSpec
 from mpipar.planner.step import USUAL, Practice, StepTime, step_time
 from mpipar.topology.cluster import Cluster
+from mpipar.units import Bytes, Seconds
 
 USABLE = 0.92
 """Share of a device's memory that a plan may fill; the rest is for contexts and fragments."""
@@ -82,9 +83,14 @@ class Option:
     missing: tuple[str, ...]
 
     @property
-    def peak_bytes(self) -> float:
+    def step(self) -> Seconds:
+        """Predicted step."""
+        return Seconds(self.seconds)
+
+    @property
+    def peak(self) -> Bytes:
         """Memory of the fullest rank."""
-        return max(sum(self.first_bytes.values()), sum(self.last_bytes.values()))
+        return Bytes(round(max(sum(self.first_bytes.values()), sum(self.last_bytes.values()))))
 
     def loses_by(self, other: Option) -> str:
         """Why this option is slower than another, in one line."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.planner.compute import ELEMENT, layer_time
-from mpipar.planner.configs import FULL, SELECTIVE, Configs
+from mpipar.planner.configs import FULL, SELECTIVE, ZB_H1, Configs
 from mpipar.planner.fabric import Fabric, Group, axis_strides
 from mpipar.planner.machine import Machine
 from mpipar.planner.memory import stage_parameters
@@ -255,7 +255,7 @@ def _assemble(
     last = np.floor(spec.n_layers / p) * one_layer + head
     longest = np.maximum(most * one_layer, last)
     others = spec.n_layers * one_layer + head - longest
-    zb = configs.schedule == 2
+    zb = configs.schedule == ZB_H1
     weight_grad = layer["backward"] / 2
     saved = np.where(zb, 2 * weight_grad * most * (p - 1), 0.0)
     short = np.where((v > 1) & (m % p > 0), (p - m % p) * (v - 1) * longest / v, 0.0)

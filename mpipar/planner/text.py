@@ -76,7 +76,7 @@ def _ranking(plan: Plan, title: str, options: Sequence[Option]) -> list[str]:
     lines = [
         f"{title}: {shape(best.row)}",
         f"  {best.seconds:.4g} s a step ({best.closed_form_s:.4g} s by the closed form), "
-        f"{rate:,.0f} tokens/s, {mfu:.0%} of peak, {best.peak_bytes / 2**30:.1f} GiB",
+        f"{rate:,.0f} tokens/s, {mfu:.0%} of peak, {int(best.peak) / 2**30:.1f} GiB",
     ]
     lines += [f"  lost: {shape(o.row)}  ({o.loses_by(best)})" for o in options[1:4]]
     return lines

@@ -76,8 +76,12 @@ def test_zero_table(row):
 @pytest.mark.parametrize("row", rows("schedule_unit_time.csv"), ids=lambda r: r["p"] + "x" + r["m"])
 def test_microbatches_in_flight(row):
     p, m = int(row["p"]), int(row["m"])
-    for v, column in ((1, "peak_1f1b"), (2, "peak_interleaved_v2")):
-        configs = Configs.of(pp=p, n_micro=m, chunks=v)
+    for v, schedule, column in (
+        (1, 0, "peak_1f1b"),
+        (2, 0, "peak_interleaved_v2"),
+        (1, 1, "peak_inflight_stage0_gpipe"),
+    ):
+        configs = Configs.of(pp=p, n_micro=m, chunks=v, schedule=schedule)
         expected = min(m, float(row[column]))
         assert float(in_flight(configs, 0)[0]) == expected
 
