@@ -113,9 +113,15 @@ class MPICommunicator(Communicator):
         try:
             self._refuse(call)
             mark = self._arrive(call)
-            if call.blocking and not self._groups.pending and not self.checked:
-                self._carry_out(call, mark)
-                return ENDED
+            if call.blocking and not self.checked:
+                if not self._groups.pending:
+                    self._carry_out(call, mark)
+                    return ENDED
+                if call.op not in _PEERS and self._shared is not None:
+                    self._finish_queue()
+                    with self._groups.mover.moving(self._shared.advance_peers):
+                        self._carry_out(call, mark)
+                    return ENDED
             if call.blocking:
                 self._drive(self._pending(call, mark))
                 return ENDED
@@ -244,19 +250,23 @@ class MPICommunicator(Communicator):
             self._watchdog.current = None
 
     def _drive(self, pending: _Pending) -> None:
-        """A blocking call behind pending collectives, which go first, or in checked mode.
+        """A blocking call in checked mode, or a message while other calls are under way.
 
-        In checked mode a deadline is an exception, not the end of the job.
+        A deadline is an exception here, not the end of the job.
         """
         if pending.call.op not in _PEERS:
-            while self._queue:
-                self._wait_for(self._queue[0])
-                self._queue.popleft()
+            self._finish_queue()
         elif self._shared is not None:
             self._groups.add(self._shared, pending)  # behind the earlier ones of its channel
         self._wait_for(pending)
         if pending.error is not None:
             raise pending.error
+
+    def _finish_queue(self) -> None:
+        """Earlier collectives of this group go first."""
+        while self._queue:
+            self._wait_for(self._queue[0])
+            self._queue.popleft()
 
     def _wait_for(self, pending: _Pending) -> None:
         explain = partial(self._explain, pending)

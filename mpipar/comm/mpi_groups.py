@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from mpipar.comm.call import Op
 from mpipar.comm.mpi_engine import Engine
+from mpipar.comm.mpi_mover import Mover
 from mpipar.errors import CollectiveMismatch, CountOutOfRange, ParallelismError, RankFailed
 
 
@@ -140,6 +141,7 @@ class Groups:
         self.live: dict[tuple[tuple[int, ...], str], SharedGroup] = {}
         self.n_made = 0
         self.pending: list[SharedGroup] = []  # those with calls under way
+        self.mover = Mover(self.advance)
         self.given_up: list[Any] = []  # kept alive: the MPI may still write into their buffers
 
     def adopt(self, comm: MPI.Intracomm, world_ranks: tuple[int, ...], purpose: str) -> SharedGroup:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpipar.comm import Communicator, Op
+from mpipar.comm import Communicator, Op, ReduceOp
 from tests.comm.cases import (
     IN_LAYOUTS,
     MODES,
@@ -196,3 +196,35 @@ def test_more_ranks_than_items(comm: Communicator) -> None:
     mine = comm.scatter(x)
     assert mine.size == spread(3, comm.size)[comm.rank]
     assert comm.all_reduce(mine.sum()) == 3.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_made_again_on_one_array_see_what_changed(comm: Communicator, mode: str) -> None:
+    """Values, shape, operation and counts may change between calls that look alike."""
+    with in_mode(comm, mode) as group:
+        n = group.size
+        x, out = np.zeros(12), np.zeros(12)
+        for turn in range(4):
+            x[...] = turn + group.rank
+            assert (group.all_reduce(x) == sum(turn + r for r in range(n))).all()
+            assert group.all_reduce(x, out=out) is out
+            assert (out == sum(turn + r for r in range(n))).all()
+            assert (group.all_reduce(x, ReduceOp.MAX) == turn + n - 1).all()
+        kept = group.all_reduce(x)
+        before = kept.copy()
+        x[...] = -1.0
+        group.all_reduce(x)
+        assert np.array_equal(kept, before), "an earlier result was overwritten"
+        for shape in ((3, 4), (2, 6), (12,)):
+            x.shape = out.shape = shape
+            for _ in range(3):
+                assert group.all_reduce(x, out=out).shape == shape
+        counts = [12] + [0] * (n - 1)
+        for _ in range(3):
+            assert group.reduce_scatter(x, counts=counts).size == (12 if group.rank == 0 else 0)
+        counts.reverse()
+        for _ in range(3):
+            assert group.reduce_scatter(x, counts=counts).size == 12 * (group.rank == n - 1)
+        for k in range(50):
+            fresh = np.full(12, float(k))
+            assert (group.all_reduce(fresh) == k * n).all()
