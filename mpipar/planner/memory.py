@@ -69,13 +69,16 @@ def state_bytes(n_parameters: Any, precision: Precision, zero: Any = 0, dp: Any 
     float or array
         ``n (w + g + o)`` with each sharded role over `dp`.
     """
-    over = np.asarray(dp, np.float64)
-    per_parameter = (
-        precision.weight / np.where(np.asarray(zero) >= 3, over, 1)
-        + precision.grad / np.where(np.asarray(zero) >= 2, over, 1)
-        + precision.optimizer / np.where(np.asarray(zero) >= 1, over, 1)
+    return sum(role_bytes(n_parameters, precision, np.asarray(zero), np.asarray(dp, np.float64)))
+
+
+def role_bytes(n: Any, precision: Precision, zero: Any, dp: Any) -> tuple[Any, Any, Any]:
+    """Bytes of weights, gradients and optimizer state, each sharded from its stage of ZeRO on."""
+    return (
+        n * (precision.weight / np.where(zero >= 3, dp, 1)),
+        n * (precision.grad / np.where(zero >= 2, dp, 1)),
+        n * (precision.optimizer / np.where(zero >= 1, dp, 1)),
     )
-    return n_parameters * per_parameter
 
 
 def layer_activation_bytes(
@@ -225,14 +228,12 @@ def stage_memory(
     dense, expert = stage_parameters(spec, configs, n_layers, is_first, not is_first)
     both = stage_parameters(spec, configs, n_layers, True, True)
     dense, expert = np.where(one, both[0], dense), np.where(one, both[1], expert)
-    roles = []
-    for role in ("weight", "grad", "optimizer"):
-        only = Precision(**{r: getattr(precision, r) * (r == role) for r in vars(precision)})
-        shared = state_bytes(dense, only, configs.zero, configs.dp * configs.cp)
-        routed = state_bytes(
-            expert, only, configs.zero, np.maximum(1, configs.dp * configs.cp / configs.ep)
-        )
-        roles.append(shared + routed)
+    ranks = configs.dp * configs.cp
+    weights, grads, optimizer = role_bytes(dense, precision, configs.zero, ranks)
+    if spec.n_experts > 1:
+        owners = np.maximum(1, ranks / configs.ep)
+        routed = role_bytes(expert, precision, configs.zero, owners)
+        weights, grads, optimizer = weights + routed[0], grads + routed[1], optimizer + routed[2]
     # The formulas count 16-bit activations; in 32 bits everything is twice as long.
     wide = precision.weight / 2
     layer = wide * layer_activation_bytes(
@@ -240,7 +241,6 @@ def stage_memory(
     )
     at = 0 if is_first else p - 1
     kept = layer * n_layers * in_flight(configs, at)
-    weights, grads, optimizer = roles
     return Memory(
         weights, grads, optimizer, kept, _working(spec, configs, layer, wide, one | (not is_first))
     )

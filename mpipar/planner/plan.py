@@ -6,6 +6,7 @@ cannot run yet is priced and marked so, and never recommended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
@@ -277,8 +278,15 @@ def make_plan(pricing: Pricing, batch: int, choices: Choices = ALL) -> Plan:
         _order_gain(pricing, best),
         step,
         float(pricing.cluster.weakest.peak) * pricing.cluster.n_devices,
-        pricing.calibration.source,
+        _provenance(pricing),
     )
+
+
+def _provenance(pricing: Pricing) -> str:
+    """Where the constants and the machine's figures come from."""
+    origins = Counter(str(figure.origin) for figure in pricing.cluster.figures().values())
+    figures = ", ".join(f"{n} {origin}" for origin, n in sorted(origins.items()))
+    return f"{pricing.calibration.source}; figures of {pricing.cluster.name}: {figures}"
 
 
 def _scored(pricing: Pricing, found: Found) -> tuple[Option, ...]:

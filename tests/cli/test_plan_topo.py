@@ -37,7 +37,7 @@ def test_plan_from_files_as_json(capsys, tmp_path):
     plan = json.loads(out)
     assert code == 0
     assert plan["options"][0]["row"]["pp"] == 2
-    assert plan["source"] == "measured: here"
+    assert plan["source"].startswith("measured: here; figures of laptop: ")
 
 
 @pytest.mark.parametrize(
