@@ -114,23 +114,32 @@ def compare(steps: dict[str, Step], n_tokens: int, n_rounds: int, n_steps: int) 
         print(f"  ratio mpipar/torch {spread(ratios, '.2f')} over {n_rounds} rounds")
 
 
+def timed(
+    spent: collections.Counter[str], group: str, function: Callable[..., object]
+) -> Callable[..., object]:
+    """Make a function that adds its seconds to a group."""
+
+    @functools.wraps(function)
+    def call(*args: object, **keywords: object) -> object:
+        start = time.perf_counter()
+        result = function(*args, **keywords)
+        spent[group] += time.perf_counter() - start
+        return result
+
+    return call
+
+
+def watch_nn(spent: collections.Counter[str]) -> None:
+    """Time the functions of `nn` by group."""
+    for group, names in GROUPS.items():
+        for name in names:
+            setattr(nn, name, timed(spent, group, getattr(nn, name)))
+
+
 def profile(config: GPTConfig, tokens: np.ndarray, targets: np.ndarray, n_steps: int) -> None:
     """Time the functions of `nn` inside whole steps and print shares."""
     spent: collections.Counter[str] = collections.Counter()
-
-    def timed(group: str, function: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(function)
-        def call(*args: object, **keywords: object) -> object:
-            start = time.perf_counter()
-            result = function(*args, **keywords)
-            spent[group] += time.perf_counter() - start
-            return result
-
-        return call
-
-    for group, names in GROUPS.items():
-        for name in names:
-            setattr(nn, name, timed(group, getattr(nn, name)))
+    watch_nn(spent)
     step = our_step(config, tokens, targets)
     faults = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
     for _ in range(2):
