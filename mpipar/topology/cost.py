@@ -79,6 +79,7 @@ FORMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
         },
         "broadcast": {
             "binomial": lambda p, n: (_lg(p), _lg(p) * n, 0),
+            "scatter_doubling": lambda p, n: (2 * _lg(p), 2 * _share(p) * n, 0),
             "scatter_all_gather": lambda p, n: (_lg(p) + p - 1, 2 * _share(p) * n, 0),
             "shared_memory": lambda p, n: (2, n, 0),
         },
@@ -87,15 +88,24 @@ FORMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
             "rabenseifner": _rabenseifner_reduce,
             "shared_memory": lambda p, n: (2, n * (1 + 1 / p), _share(p) * n),
         },
-        "gather": {"binomial": lambda p, n: (_lg(p), _share(p) * n, 0)},
-        "scatter": {"binomial": lambda p, n: (_lg(p), _share(p) * n, 0)},
+        "gather": {
+            "binomial": lambda p, n: (_lg(p), _share(p) * n, 0),
+            "shared_memory": lambda p, n: (2, n / p, 0),
+        },
+        "scatter": {
+            "binomial": lambda p, n: (_lg(p), _share(p) * n, 0),
+            "shared_memory": lambda p, n: (2, n / p, 0),
+        },
         "all_to_all": {
             "pairwise": lambda p, n: (p - 1, _share(p) * n, 0),
             "bruck": lambda p, n: (_lg(p), _bruck_blocks(p) * n / p, 0),
             "shared_memory": lambda p, n: (2, n, 0),
         },
         "send": {"direct": lambda p, n: (1, n, 0)},
-        "barrier": {"dissemination": lambda p, n: (_lg(p), 0, 0)},
+        "barrier": {
+            "dissemination": lambda p, n: (_lg(p), 0, 0),
+            "shared_memory": lambda p, n: (1, 0, 0),
+        },
     }
 )
 """Algorithms of each collective. `shared_memory` counts bytes copied by one rank of a node."""
@@ -229,30 +239,81 @@ def cheapest(
     return min(costs, key=lambda cost: (float(cost.time), cost.algorithm))
 
 
-def hierarchical_all_reduce(
-    n_local: int, n_nodes: int, n_bytes: Bytes | int, local: LinkCost, between: LinkCost
+_HIERARCHY: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
+    {
+        "all_reduce": (
+            ("reduce_scatter", "local", "all"),
+            ("all_reduce", "between", "slice"),
+            ("all_gather", "local", "all"),
+        ),
+        "reduce_scatter": (
+            ("reduce_scatter", "local", "all"),
+            ("reduce_scatter", "between", "slice"),
+        ),
+        "all_gather": (("all_gather", "between", "slice"), ("all_gather", "local", "all")),
+        "broadcast": (
+            ("scatter", "local", "all"),
+            ("broadcast", "between", "slice"),
+            ("all_gather", "local", "all"),
+        ),
+        "reduce": (
+            ("reduce_scatter", "local", "all"),
+            ("reduce", "between", "slice"),
+            ("gather", "local", "all"),
+        ),
+        "gather": (("gather", "local", "node"), ("gather", "between", "all")),
+        "scatter": (("scatter", "between", "all"), ("scatter", "local", "node")),
+        "all_to_all": (("all_to_all", "local", "all"), ("all_to_all", "between", "all")),
+        "barrier": (
+            ("barrier", "local", "all"),
+            ("barrier", "between", "all"),
+            ("barrier", "local", "all"),
+        ),
+    }
+)
+"""Parts of each collective over nodes: what, where, and how much of the vector takes part."""
+
+
+def hierarchical_cost(
+    op: str,
+    n_local: int,
+    n_nodes: int,
+    n_bytes: Bytes | int,
+    local: LinkCost,
+    between: LinkCost,
 ) -> CollectiveCost:
-    """Reduce-scatter in the node, all-reduce of every slice between nodes, all-gather in the node.
+    """Cost of a collective in two levels, where every local rank leads its own slice.
 
     Parameters
     ----------
+    op : str
+        Any collective of `FORMS` but ``send``.
     n_local, n_nodes : int
-        Ranks of a node, and nodes. Every local rank leads its own slice.
+        Ranks of a node, and nodes.
     n_bytes : Bytes or int
         The whole vector.
     local, between : LinkCost
-        Of one message inside a node and between nodes.
+        Of one message inside a node, and between nodes.
 
     Returns
     -------
     CollectiveCost
-        Of the three parts together, each by its cheapest algorithm.
+        Of the parts together, each by its cheapest algorithm; an all-reduce is a reduce-scatter
+        in the node, an all-reduce of every slice between nodes and an all-gather in the node.
+
+    Raises
+    ------
+    OutOfRange
+        If there is no such collective.
     """
-    slice_bytes = -(-int(Bytes(n_bytes)) // n_local)
+    if op not in _HIERARCHY:
+        raise OutOfRange("hierarchical collective", f"{{{', '.join(_HIERARCHY)}}}", op)  # type: ignore[arg-type]
+    whole = int(Bytes(n_bytes))
+    share = {"all": whole, "slice": -(-whole // n_local), "node": -(-whole // n_nodes)}
+    ranks, links = {"local": n_local, "between": n_nodes}, {"local": local, "between": between}
     parts = [
-        cheapest("reduce_scatter", n_local, n_bytes, local),
-        cheapest("all_reduce", n_nodes, slice_bytes, between),
-        cheapest("all_gather", n_local, n_bytes, local),
+        cheapest(part, ranks[where], share[what], links[where])
+        for part, where, what in _HIERARCHY[op]
     ]
     return CollectiveCost(
         "+".join(part.algorithm for part in parts),

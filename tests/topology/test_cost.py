@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpipar.errors import CountOutOfRange, OutOfRange
 from mpipar.topology import LinkCost, cheapest, collective_cost
-from mpipar.topology.cost import FORMS, bus_factor, hierarchical_all_reduce
+from mpipar.topology.cost import FORMS, bus_factor, hierarchical_cost
 from mpipar.units import Bytes
 
 LINK = LinkCost(1e-6, 1e-9, 1e-10)
@@ -137,10 +137,22 @@ def test_cheapest_changes_with_size():
 def test_hierarchy_beats_a_flat_ring_over_a_slow_network():
     local, between = LinkCost(1e-6, 1e-11), LinkCost(5e-6, 1e-10)
     n = 2**28
-    two = hierarchical_all_reduce(8, 4, n, local, between)
+    two = hierarchical_cost("all_reduce", 8, 4, n, local, between)
     assert float(two.time) < float(collective_cost("all_reduce", "ring", 32, n, between).time)
     expected = 2 * 7 / 8 * n * 1e-11 + 2 * 3 / 4 * n / 8 * 1e-10
     assert float(two.time) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("op", sorted(set(FORMS) - {"send"}))
+def test_two_levels_of_one_are_the_flat_collective(op):
+    n, free = 2**20, LinkCost(0.0, 0.0)
+    for sizes, links in (((8, 1), (LINK, free)), ((1, 8), (free, LINK))):
+        two = hierarchical_cost(op, *sizes, n, *links)
+        flat = cheapest(op, 8, n, LINK)
+        assert float(two.time) >= float(flat.time) * (1 - 1e-9)
+        assert float(two.time) <= 3 * float(flat.time) + 1e-12
+    with pytest.raises(OutOfRange, match="all_reduce"):
+        hierarchical_cost("send", 2, 2, 1, LINK, LINK)
 
 
 def test_one_rank_costs_nothing_and_mistakes_are_named():
