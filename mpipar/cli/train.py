@@ -32,6 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                         dest="settings", help="change one key of the recipe")  # fmt: skip
     parser.add_argument("--data", metavar="PATH", help="file or folder to train on")
+    parser.add_argument("--init", metavar="MODEL",
+                        help="start from the weights of a Hugging Face folder or GGUF file, which "
+                        "decide the model; --set model.sequence=N shortens rows")  # fmt: skip
     parser.add_argument("--steps", type=int, help="optimizer steps")
     parser.add_argument(
         "--mesh", metavar="pp=2,...", help="degrees of the mesh; dp is what remains"
@@ -179,13 +182,19 @@ def _recipe(arguments: argparse.Namespace, source: str | Path | None) -> Recipe:
     changes: dict[str, dict[str, Any]] = {"data": {}, "train": {}, "run": {}}
     if arguments.data is not None:
         changes["data"] = {"path": arguments.data, "digest": ""}
+    model = None
+    if arguments.init is not None:
+        from mpipar.checkpoint import open_pretrained
+
+        model = open_pretrained(arguments.init).config
+        changes["train"]["init"] = str(Path(arguments.init).absolute())
     if arguments.steps is not None:
         changes["train"]["steps"] = arguments.steps
     if arguments.schedule is not None:
         changes["train"]["schedule"] = arguments.schedule
     if arguments.run is not None:
         changes["run"]["folder"] = arguments.run
-    return merge_recipe(load_recipe(source, settings), changes)
+    return merge_recipe(load_recipe(source, settings, model), changes)
 
 
 def table(figures: dict[str, Any], folder: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mpipar.errors import CountOutOfRange, OutOfRange, UnevenSplit
+from mpipar.errors import CountOutOfRange, OutOfRange, RecipeError, UnevenSplit
 from mpipar.units.remainder import divisors, exact_size
 
 
@@ -15,6 +15,8 @@ class ModelConfig:
 
     Attributes
     ----------
+    kind : str
+        Word for the class, so that a table of values says which one it is.
     n_layers, width, n_heads, sequence, vocabulary : int
         Layers, width of the residual stream, query heads, longest row of tokens, token values.
     n_kv_heads : int, optional
@@ -37,6 +39,7 @@ class ModelConfig:
         A table of positions is added to the embedding; fixed by the class.
     """
 
+    kind: str = ""
     n_layers: int = 4
     width: int = 256
     n_heads: int = 4
@@ -55,6 +58,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot exist."""
+        if self.kind != type(self).kind:
+            raise RecipeError(
+                f"kind={self.kind!r} of a {type(self).__name__}; {type(self).kind!r} would do"
+            )
         for name in ("n_layers", "width", "n_heads", "sequence", "vocabulary"):
             self._at_least_one(name)
         exact_size(self.width, self.n_heads, "width", "n_heads")
@@ -101,6 +108,7 @@ class GPTConfig(ModelConfig):
         Width of the feed-forward layer over `width`.
     """
 
+    kind: str = "gpt"
     hidden_factor: int = 4
 
     has_bias: ClassVar[bool] = True
@@ -136,6 +144,7 @@ class LlamaConfig(ModelConfig):
         Ratio of the longest to the shortest wavelength of the rotary embedding.
     """
 
+    kind: str = "llama"
     hidden: int = 704
     rope_base: float = 10000.0
 

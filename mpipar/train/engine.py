@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mpipar.data_parallel.data_parallel import DataParallel
 from mpipar.errors import ParallelismError
 from mpipar.mesh.mesh import Mesh
-from mpipar.models import GPT
+from mpipar.models import Model, build_model
 from mpipar.models.parts import Streams
 from mpipar.models.stage import ModelStage
 from mpipar.pipeline_parallel import Schedule, Timeline, format_schedule, parse_schedule
@@ -69,7 +69,7 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
     Engine
         Parameters drawn from the seed, equal for every mesh.
     """
-    model = GPT(recipe.model)
+    model = build_model(recipe.model)
     if mesh.degree("pp") > 1:
         return PipelineEngine(mesh, model, recipe, dtype)
     return ReplicaEngine(mesh, model, recipe, dtype)
@@ -98,7 +98,7 @@ class ReplicaEngine(_Base):
     ----------
     mesh : Mesh
         With pp = 1.
-    model : GPT
+    model : Model
         The model.
     recipe : Recipe
         Seed and switches.
@@ -106,7 +106,7 @@ class ReplicaEngine(_Base):
         Of the parameters.
     """
 
-    def __init__(self, mesh: Mesh, model: GPT, recipe: Recipe, dtype: np.dtype[Any]) -> None:
+    def __init__(self, mesh: Mesh, model: Model, recipe: Recipe, dtype: np.dtype[Any]) -> None:
         super().__init__(mesh, model.init(recipe.train.seed, dtype), recipe)
         self.model = model
 
@@ -174,7 +174,7 @@ class PipelineEngine(_Base):
     ----------
     mesh : Mesh
         With pp above 1.
-    model : GPT
+    model : Model
         The model.
     recipe : Recipe
         ``train.schedule`` and ``train.microbatches`` decide the schedule.
@@ -182,7 +182,7 @@ class PipelineEngine(_Base):
         Of the parameters.
     """
 
-    def __init__(self, mesh: Mesh, model: GPT, recipe: Recipe, dtype: np.dtype[Any]) -> None:
+    def __init__(self, mesh: Mesh, model: Model, recipe: Recipe, dtype: np.dtype[Any]) -> None:
         self.pp = mesh.comm("pp")
         schedule = _agreed_schedule(mesh, recipe)
         n = schedule.n_stages

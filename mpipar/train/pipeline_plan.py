@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from mpipar.errors import ParallelismError, RecipeError
-from mpipar.models import GPT
+from mpipar.models import build_model
 from mpipar.pipeline_parallel import (
     Schedule,
     StageAssignment,
@@ -107,6 +107,8 @@ def _weights(recipe: Recipe) -> tuple[int, int]:
     """Multiplications per token of a block and of the head."""
     c = recipe.model
     n_weights = sum(
-        shape[0] * shape[1] for shape in GPT(c).blocks[0].shapes().values() if len(shape) == 2
+        shape[0] * shape[1]
+        for shape in build_model(c).blocks[0].shapes().values()
+        if len(shape) == 2
     )
     return n_weights + c.width * c.sequence, c.vocabulary * c.width

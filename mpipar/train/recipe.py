@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpipar.errors import CountOutOfRange, OutOfRange, ParallelismError, RecipeError
-from mpipar.models.config import GPTConfig
+from mpipar.models.config import GPTConfig, LlamaConfig, ModelConfig
 
 
 def _at_least(recipe: Any, least: int, *names: str) -> None:
@@ -75,6 +75,8 @@ class TrainRecipe:
         AdamW; decay is decoupled and spares vectors (biases, norms).
     clip_norm : float
         Largest global norm of the gradients; 0 leaves them alone.
+    init : str
+        Hugging Face folder or GGUF file whose weights the run starts from; empty draws them.
     seed : int
         Of parameters, shuffling and dropout.
     dtype : str
@@ -97,6 +99,7 @@ class TrainRecipe:
     beta2: float = 0.98
     eps: float = 1e-8
     clip_norm: float = 1.0
+    init: str = ""
     seed: int = 0
     dtype: str = "float32"
     deterministic: bool = False
@@ -162,28 +165,41 @@ class RunRecipe:
         _at_least(self, 1, "held_out_sequences")
 
 
+def _gpt() -> ModelConfig:
+    return GPTConfig(n_layers=4, width=128, n_heads=4, sequence=128)
+
+
+def _llama() -> ModelConfig:
+    return LlamaConfig(n_layers=4, width=128, n_heads=4, sequence=128, hidden=352)
+
+
+_MODELS = {"gpt": _gpt, "llama": _llama}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a training run.
 
     Parameters
     ----------
-    model : GPTConfig
-        Shape of the model.
+    model : ModelConfig
+        Shape of the model; its kind decides which other keys there are.
     data, train, mesh, run
         The other sections.
     """
 
-    model: GPTConfig = field(
-        default_factory=lambda: GPTConfig(n_layers=4, width=128, n_heads=4, sequence=128)
-    )
+    model: ModelConfig = field(default_factory=_gpt)
     data: DataRecipe = DataRecipe()
     train: TrainRecipe = TrainRecipe()
     mesh: MeshRecipe = MeshRecipe()
     run: RunRecipe = RunRecipe()
 
 
-def load_recipe(path: str | Path | None = None, settings: Iterable[str] = ()) -> Recipe:
+def load_recipe(
+    path: str | Path | None = None,
+    settings: Iterable[str] = (),
+    model: ModelConfig | None = None,
+) -> Recipe:
     """Defaults, a file over them, single settings over both.
 
     Parameters
@@ -192,6 +208,8 @@ def load_recipe(path: str | Path | None = None, settings: Iterable[str] = ()) ->
         TOML file.
     settings : iterable of str
         Each ``section.key=value``; the value in TOML, or a bare word.
+    model : ModelConfig, optional
+        Takes the place of what defaults and file say of the model.
 
     Returns
     -------
@@ -213,6 +231,8 @@ def load_recipe(path: str | Path | None = None, settings: Iterable[str] = ()) ->
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"recipe {path} is no TOML: {error}") from None
     recipe = merge_recipe(Recipe(), values)
+    if model is not None:
+        recipe = dataclasses.replace(recipe, model=model)
     for setting in settings:
         key, equals, text = setting.partition("=")
         section, dot, name = key.strip().partition(".")
@@ -255,7 +275,10 @@ def merge_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
             raise RecipeError(f"no section [{name}] in a recipe{_nearest(name, sections)}")
         if not isinstance(table, Mapping):
             raise RecipeError(f"{name} is a section: write [{name}] and its keys below")
-        kinds = typing.get_type_hints(type(sections[name]))
+        if name == "model":
+            sections[name] = _of_kind(sections[name], table.get("kind", sections[name].kind))
+        hints = typing.get_type_hints(type(sections[name]))
+        kinds = {f.name: hints[f.name] for f in dataclasses.fields(sections[name])}
         changed = {}
         for key, value in table.items():
             if key not in kinds:
@@ -266,6 +289,15 @@ def merge_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         except ParallelismError as error:
             raise RecipeError(f"section [{name}]: {error}") from None
     return Recipe(**sections)
+
+
+def _of_kind(model: ModelConfig, kind: Any) -> ModelConfig:
+    """The model, or the default of another kind."""
+    if kind == model.kind:
+        return model
+    if kind not in _MODELS:
+        raise RecipeError(f"model.kind={kind!r}: {' or '.join(_MODELS)} would do")
+    return _MODELS[kind]()
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -15,10 +15,11 @@ from mpipar import checkpoint
 from mpipar.comm import Communicator
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh
-from mpipar.models import GPT
+from mpipar.models import build_model
 from mpipar.pipeline_parallel import compare_timelines, save_measured
 from mpipar.train.clock import Clock
 from mpipar.train.engine import build_engine
+from mpipar.train.initial import take_weights
 from mpipar.train.optimizer import AdamW
 from mpipar.train.recipe import Recipe, dump_recipe
 from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics
@@ -92,7 +93,7 @@ class Trainer:
         self.held_out = Sampler(self.corpus.held_out, recipe.model.sequence, 0)
         self.engine = build_engine(self.mesh, recipe, _dtype(train.dtype))
         self.dp = self.engine.dp
-        shapes = GPT(recipe.model).shapes().values()
+        shapes = build_model(recipe.model).shapes().values()
         self.n_parameters = sum(math.prod(shape) for shape in shapes)
         self.optimizer = AdamW(self.dp.parameters, self.dp.trainable, train)
         self.step = 0
@@ -173,6 +174,8 @@ class Trainer:
             Figures for the table at the end.
         """
         say = report if self.comm.rank == 0 else lambda _: None
+        if self.step == 0 and self.recipe.train.init:
+            take_weights(self.comm, self.recipe, self.dp.parameters)
         recipe, run = self.recipe, self.recipe.run
         metrics = None
         if self.folder is not None:

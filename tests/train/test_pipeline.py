@@ -16,7 +16,7 @@ import mpipar.errors
 from mpipar.comm import Communicator, IdentityCommunicator, Op
 from mpipar.errors import RecipeError, ScheduleError
 from mpipar.mesh.mesh import Mesh
-from mpipar.models import GPT, GPTConfig
+from mpipar.models import GPTConfig, LlamaConfig, build_model
 from mpipar.pipeline_parallel import (
     SCHEDULE_NAMES,
     Costs,
@@ -29,7 +29,7 @@ from mpipar.pipeline_parallel.generate import chunks_per_rank
 from mpipar.train import Recipe, Trainer
 from mpipar.train.engine import build_engine
 from mpipar.train.recipe import DataRecipe, MeshRecipe, RunRecipe, TrainRecipe
-from tests.pipeline_parallel.chain import synchronous
+from tests.pipeline_parallel.chain import microbatches, synchronous
 
 MODEL = GPTConfig(n_layers=8, width=8, n_heads=2, sequence=4, vocabulary=11)
 SCALE = 0.125
@@ -57,13 +57,13 @@ def recipe_of(model=MODEL, pp=1, schedule="1f1b", m=1, **train):
 def one_rank(model, m, n_rows=None):
     """Loss, gradients and norm of the whole model."""
     parts = batch(m, n_rows)
-    gpt = GPT(model)
-    parameters = gpt.init(0, np.float64)
+    whole = build_model(model)
+    parameters = whole.init(0, np.float64)
     gradients = {n: np.zeros_like(p) for n, p in parameters.items()}
     loss = 0.0
     for i, (rows, generator) in enumerate(zip(parts, noise(len(parts), model), strict=True)):
-        value, context = gpt.forward(parameters, rows[:, :-1], rows[:, 1:], SCALE, generator)
-        gpt.backward(parameters, context, gradients, i > 0)
+        value, context = whole.forward(parameters, rows[:, :-1], rows[:, 1:], SCALE, generator)
+        whole.backward(parameters, context, gradients, i > 0)
         loss += value
     norm = np.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
     return loss, gradients, norm
@@ -120,7 +120,7 @@ def refusal_of(name, n_ranks, m):
 @pytest.mark.parametrize("is_synchronous", [False, True], ids=["eager", "synchronous"])
 def test_every_schedule_gives_the_numbers_of_one_rank(comm: Communicator, name, is_synchronous):
     model = dataclasses.replace(MODEL, n_layers=comm.size * chunks_per_rank(name))
-    for m in (1, 2, 3, 5, 8):
+    for m in microbatches(comm):
         recipe = recipe_of(model, comm.size, name, m)
         refusal = refusal_of(name, comm.size, m)
         if refusal is None:
@@ -152,6 +152,21 @@ def test_recomputing_activations_changes_no_bit(comm: Communicator, name):
     recipe = recipe_of(model, comm.size, name, 4, recompute=True)
     expected = one_rank(model, len(parts))
     compare(comm, recipe, parts, expected, name != "gpipe")
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "zb-h1"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied": True, "dropout": 0.3}, {"tied": True, "recompute": True}], ids=str
+)
+def test_a_llama_is_that_of_one_rank(comm: Communicator, name, changes):
+    train = {"recompute": True} if "recompute" in changes else {}
+    shape = {key: value for key, value in changes.items() if key not in train}
+    model = LlamaConfig(
+        n_layers=6, width=16, n_heads=4, n_kv_heads=2, sequence=4, vocabulary=11, hidden=12, **shape
+    )
+    recipe = recipe_of(model, comm.size, name, 4, **train)
+    compare(comm, recipe, batch(4), one_rank(model, 4))
 
 
 @pytest.mark.ranks(4)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpipar.errors import RecipeError
-from mpipar.models import GPTConfig
+from mpipar.models import GPTConfig, LlamaConfig
 from mpipar.train.recipe import (
     DataRecipe,
     MeshRecipe,
@@ -23,16 +23,19 @@ from mpipar.train.recipe import (
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FRACTIONS = st.floats(0, 1, exclude_min=True, exclude_max=True)
 POSITIVE = st.floats(0, 1e300)
+SHAPES = {
+    "n_layers": st.integers(1, 9),
+    "width": st.just(64),
+    "n_heads": st.sampled_from([4, 8]),
+    "n_kv_heads": st.sampled_from([None, 2]),
+    "dropout": st.floats(0, 0.9),
+    "tied": st.booleans(),
+}
 RECIPES = st.builds(
     Recipe,
-    model=st.builds(
-        GPTConfig,
-        n_layers=st.integers(1, 9),
-        width=st.just(64),
-        n_heads=st.sampled_from([4, 8]),
-        n_kv_heads=st.sampled_from([None, 2]),
-        dropout=st.floats(0, 0.9),
-        tied=st.booleans(),
+    model=st.one_of(
+        st.builds(GPTConfig, hidden_factor=st.integers(1, 5), **SHAPES),
+        st.builds(LlamaConfig, hidden=st.integers(1, 99), rope_base=st.floats(1, 1e7), **SHAPES),
     ),
     data=st.builds(DataRecipe, path=WORDS, digest=WORDS, held_out=FRACTIONS),
     train=st.builds(
@@ -66,6 +69,28 @@ def test_every_key_is_written_so_that_later_defaults_change_no_run():
         assert keys - set(table[section.name]) <= {"n_kv_heads"}  # None: as many as query heads
 
 
+def test_the_kind_of_a_model_decides_its_keys(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("[model]\nn_layers = 3\nkind = 'llama'\nhidden = 40\n")
+    recipe = load_recipe(path, ["model.rope_base=500"])
+    assert isinstance(recipe.model, LlamaConfig)
+    assert (recipe.model.n_layers, recipe.model.hidden, recipe.model.rope_base) == (3, 40, 500.0)
+    assert merge_recipe(Recipe(), dataclasses.asdict(recipe)) == recipe
+    assert isinstance(load_recipe(path, ["model.kind=gpt"]).model, GPTConfig)
+    other = LlamaConfig(n_layers=7)
+    assert load_recipe(path, ["model.dropout=0.5"], other).model.n_layers == 7
+    with pytest.raises(
+        RecipeError, match=r"no key model\.hidden in a recipe; did you mean hidden_f"
+    ):
+        load_recipe(None, ["model.hidden=40"])
+    with pytest.raises(RecipeError, match=r"model\.kind='mamba': gpt or llama would do"):
+        load_recipe(None, ["model.kind=mamba"])
+    with pytest.raises(RecipeError, match=r"no key model\.has_bias"):
+        load_recipe(None, ["model.has_bias=true"])
+    with pytest.raises(RecipeError, match="kind='llama' of a GPTConfig; 'gpt' would do"):
+        GPTConfig(kind="llama")
+
+
 def test_defaults_then_file_then_settings(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("[train]\nsteps = 7\nbatch = 24\nlearning_rate = 1\n[model]\nn_layers = 3\n")
@@ -86,7 +111,7 @@ def test_defaults_then_file_then_settings(tmp_path):
     [
         ("train.stepz=1", "no key train.stepz in a recipe; did you mean steps?"),
         ("trian.steps=1", "no section [trian] in a recipe; did you mean train?"),
-        ("model.xyzzy=1", "no key model.xyzzy in a recipe; known: n_layers, width,"),
+        ("model.xyzzy=1", "no key model.xyzzy in a recipe; known: kind, n_layers, width,"),
         ("train.steps", "--set 'train.steps' must read section.key=value, e.g. train.steps=10"),
         ("steps=3", "must read section.key=value"),
         ("train.steps=many", "train.steps must be int, got 'many'"),
