@@ -6,7 +6,6 @@ gives the user's result once the call has ended. Nothing here communicates.
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -17,15 +16,23 @@ import numpy as np
 from mpipar.comm.arrays import (
     as_array,
     flat,
-    is_plain,
     location_dtype,
     pack,
     result_dtype,
-    unpack,
 )
-from mpipar.comm.call import Array, Call, CommInfo, Op, ReduceOp
+from mpipar.comm.call import Call, CommInfo, Op, ReduceOp
+from mpipar.comm.targets import (
+    apart,
+    block_sizes,
+    check_dim,
+    check_out,
+    check_rank,
+    dtype_name,
+    joined,
+    named_dtype,
+    target,
+)
 from mpipar.errors import CountOutOfRange, EmptyInput, LayoutError, UnsupportedArray
-from mpipar.units.remainder import spread_sizes
 
 Built = tuple[Call, Callable[[], Any]]
 _LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)
@@ -33,88 +40,6 @@ _LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)
 
 def _nothing() -> None:
     return None
-
-
-def check_rank(role: str, rank: Any, size: int) -> int:
-    """A rank of the group, or a refusal that names the range."""
-    index = operator.index(rank)
-    if not 0 <= index < size:
-        raise CountOutOfRange(role, f"0..{size - 1} (group of {size})", index)
-    return index
-
-
-def _dim(x: Array, dim: int) -> int:
-    index = operator.index(dim)
-    if not -x.ndim <= index < x.ndim:
-        raise CountOutOfRange("dim", f"{-x.ndim}..{x.ndim - 1} for shape {x.shape}", index)
-    return index % x.ndim
-
-
-def _sizes(counts: Sequence[int] | None, total: int, n: int, role: str) -> tuple[int, ...]:
-    """Extents along the split dim: the user's, checked, or the spread ones."""
-    if counts is None:
-        return spread_sizes(total, n)
-    sizes = tuple(operator.index(c) for c in counts)
-    if len(sizes) != n or min(sizes) < 0 or sum(sizes) != total:
-        raise LayoutError(
-            f"{role}={list(sizes)} must be {n} sizes of at least 0 that sum to {total}; "
-            f"they are {len(sizes)} and sum to {sum(sizes)}; "
-            f"{list(spread_sizes(total, n))} would do"
-        )
-    return sizes
-
-
-def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse an `out` that cannot take the result."""
-    if out is None:
-        return
-    if type(out) is not np.ndarray:
-        raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
-    if out.shape != shape or out.dtype != dtype:
-        raise LayoutError(
-            f"out has shape {out.shape} and dtype {out.dtype}; the result has shape {shape} and "
-            f"dtype {dtype}"
-        )
-    if not out.flags.writeable:
-        raise UnsupportedArray("out is read-only")
-
-
-def _target(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[Array, Callable[[Array], Array]]:
-    """A flat buffer for the result, and what turns it into the user's array."""
-    if out is None:
-        return np.empty(math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
-    _check_out(out, shape, dtype)
-    if is_plain(out):
-        return out.reshape(-1), lambda _: out
-
-    def copy_out(buffer: Array) -> Array:
-        out[...] = buffer.reshape(shape)
-        return out  # type: ignore[no-any-return]
-
-    return np.empty(math.prod(shape), dtype), copy_out
-
-
-def _joined(
-    packed: Array, shape: tuple[int, ...], dim: int, sizes: Sequence[int], out: Any
-) -> Array:
-    """Packed blocks joined along `dim`, in the user's `out` where there is one."""
-    whole = unpack(packed, shape, dim, sizes)
-    if out is None:
-        return whole
-    out[...] = whole
-    return out  # type: ignore[no-any-return]
-
-
-def _apart(source: Array, buffer: Array) -> Array:
-    """`source`, or `buffer` itself where both are the same memory, or a copy where they overlap."""
-    if not np.may_share_memory(source, buffer):
-        return source
-    same = source.__array_interface__["data"] == buffer.__array_interface__["data"]
-    if same and source.size == buffer.size and source.dtype == buffer.dtype:
-        return buffer
-    return source.copy()
 
 
 def all_reduce(
@@ -138,10 +63,10 @@ def all_reduce(
         if out is not None:
             raise UnsupportedArray(f"{op} returns two arrays and takes no out")
     receives = root is None or info.rank == root
-    buffer, restore = _target(out, array.shape, dtype) if receives else _target(None, (0,), dtype)
+    buffer, restore = target(out, array.shape, dtype) if receives else target(None, (0,), dtype)
     call = Call(
         kind,
-        _apart(flat(array), buffer),
+        apart(flat(array), buffer),
         buffer,
         op,
         root,
@@ -174,14 +99,14 @@ def reduce_scatter(
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
     array = np.atleast_1d(as_array(x, "x"))
-    dim = _dim(array, dim)
+    dim = check_dim(array, dim)
     if op in _LOCATION:
         raise UnsupportedArray(f"{op} is not scattered: use all_reduce and slice")
     dtype = result_dtype(array.dtype, op)
-    sizes = _sizes(counts, array.shape[dim], info.world_size, "counts")
+    sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
     inner = array.size // array.shape[dim] if array.shape[dim] else 0
     shape = (*array.shape[:dim], sizes[info.rank], *array.shape[dim + 1 :])
-    buffer, restore = _target(out, shape, dtype)
+    buffer, restore = target(out, shape, dtype)
     packed = pack(array, dim, sizes)
     call = Call(
         Op.REDUCE_SCATTER,
@@ -207,7 +132,7 @@ def all_gather(
 ) -> Built:
     """Call of `all_gather`; with a root, of `gather`."""
     array = np.atleast_1d(as_array(x, "x"))
-    dim = _dim(array, dim)
+    dim = check_dim(array, dim)
     n, mine = info.world_size, array.shape[dim]
     if root is not None:
         root = check_rank("root", root, n)
@@ -224,9 +149,9 @@ def all_gather(
     if not receives:
         shape, out = (0,), None
     else:
-        _check_out(out, shape, array.dtype)
+        check_out(out, shape, array.dtype)
     in_place = receives and all(k == 1 for k in shape[:dim])
-    buffer, restore = _target(out if in_place else None, shape, array.dtype)
+    buffer, restore = target(out if in_place else None, shape, array.dtype)
     source = flat(array)
     call = Call(
         Op.ALL_GATHER if root is None else Op.GATHER,
@@ -243,7 +168,7 @@ def all_gather(
     def finish() -> Any:
         if not receives:
             return None
-        return restore(buffer) if in_place else _joined(buffer, shape, dim, sizes, out)
+        return restore(buffer) if in_place else joined(buffer, shape, dim, sizes, out)
 
     return call, finish
 
@@ -258,9 +183,9 @@ def all_to_all(
 ) -> Built:
     """Call of `all_to_all`."""
     array = np.atleast_1d(as_array(x, "x"))
-    dim = _dim(array, dim)
+    dim = check_dim(array, dim)
     n = info.world_size
-    sends = _sizes(send_counts, array.shape[dim], n, "send_counts")
+    sends = block_sizes(send_counts, array.shape[dim], n, "send_counts")
     if recv_counts is None:
         recvs = (sends[info.rank],) * n
     else:
@@ -270,9 +195,9 @@ def all_to_all(
     others = (*array.shape[:dim], *array.shape[dim + 1 :])
     inner = math.prod(others)
     shape = (*array.shape[:dim], sum(recvs), *array.shape[dim + 1 :])
-    _check_out(out, shape, array.dtype)
+    check_out(out, shape, array.dtype)
     in_place = all(k == 1 for k in shape[:dim])
-    buffer, restore = _target(out if in_place else None, shape, array.dtype)
+    buffer, restore = target(out if in_place else None, shape, array.dtype)
     packed = pack(array, dim, sends)
     call = Call(
         Op.ALL_TO_ALL,
@@ -287,7 +212,7 @@ def all_to_all(
     )
 
     def finish() -> Any:
-        return restore(buffer) if in_place else _joined(buffer, shape, dim, recvs, out)
+        return restore(buffer) if in_place else joined(buffer, shape, dim, recvs, out)
 
     return call, finish
 
@@ -296,8 +221,8 @@ def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     """Call of `broadcast`."""
     array = as_array(x, "x")
     root = check_rank("root", root, info.world_size)
-    buffer, restore = _target(out, array.shape, array.dtype)
-    source = _apart(flat(array), buffer) if info.rank == root else None
+    buffer, restore = target(out, array.shape, array.dtype)
+    source = apart(flat(array), buffer) if info.rank == root else None
     call = Call(Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=array.shape)
     return call, lambda: restore(buffer)
 
@@ -309,7 +234,7 @@ def scatter(info: CommInfo, x: Any, root: int, out: Any, header: dict[str, Any])
     inner = math.prod((*whole[:dim], *whole[dim + 1 :]))
     dtype = named_dtype(header["dtype"])
     source = None
-    buffer, restore = _target(out, shape, dtype)
+    buffer, restore = target(out, shape, dtype)
     if info.rank == root:
         source = pack(np.atleast_1d(as_array(x, "x")), dim, sizes)
         if np.may_share_memory(source, buffer):
@@ -338,29 +263,9 @@ def scatter_header(
     if x is None:
         raise EmptyInput("scatter", f"rank {root} is the root and gave no array")
     array = np.atleast_1d(as_array(x, "x"))
-    dim = _dim(array, dim)
-    sizes = _sizes(counts, array.shape[dim], info.world_size, "counts")
+    dim = check_dim(array, dim)
+    sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
     return {"shape": array.shape, "dtype": dtype_name(array.dtype), "dim": dim, "sizes": sizes}
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Text from which `named_dtype` makes the type again."""
-    if dtype.names is not None:
-        return repr(np.lib.format.dtype_to_descr(dtype))
-    return dtype.name if dtype.isbuiltin == 2 else dtype.str
-
-
-def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name; the types of ml_dtypes are loaded when needed."""
-    if name.startswith("["):
-        return np.dtype(np.lib.format.descr_to_dtype(ast.literal_eval(name)))
-    try:
-        found: np.dtype[Any] = np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        found = np.dtype(getattr(ml_dtypes, name))
-    return found
 
 
 def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:
@@ -383,7 +288,7 @@ def recv(info: CommInfo, out: Any, source: int, tag: int = 0) -> Built:
     source = check_rank("source", source, info.world_size)
     if type(out) is not np.ndarray:
         raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
-    buffer, restore = _target(out, out.shape, out.dtype)
+    buffer, restore = target(out, out.shape, out.dtype)
     call = Call(
         Op.RECV,
         output=buffer,

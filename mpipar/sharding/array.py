@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpipar.comm.build import dtype_name, named_dtype
+from mpipar.comm.targets import dtype_name, named_dtype
 from mpipar.errors import EmptyInput, LayoutError, ParallelismError
 from mpipar.mesh import Mesh, MeshLayout
 from mpipar.sharding.node_memory import local_empty
