@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.comm.arrays import unpack
+from mpipar.comm.arrays import is_plain, unpack
 from mpipar.comm.call import Array
 from mpipar.errors import CountOutOfRange, LayoutError, UnsupportedArray
 from mpipar.units.remainder import spread_sizes
