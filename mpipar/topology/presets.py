@@ -45,12 +45,48 @@ def _network(name: str, n_devices: int, gb_s: Figure, efficiency: float = 0.9) -
     return Tier(name, n_devices, gb_s, _NETWORK_LATENCY, _assumed(efficiency))
 
 
+def _node(n_devices: int, gb_s: Figure, efficiency: Figure) -> Tier:
+    return Tier("node", n_devices, gb_s, _NODE_LATENCY, efficiency)
+
+
 def _dragonfly(local: Tier, nic: Figure, n_group: int, n_all: int) -> tuple[Tier, ...]:
     group = _network("group", n_group, nic)
     return local, group, _network("machine", n_all, nic, 0.7)
 
 
-_DGX_A100_FABRIC = Figure(0.96, Origin.PUBLISHED, "192 of 200 GB/s bus bandwidth, nccl issue 812")
+_H100_NODE = NodeClass(
+    "dgx-h100",
+    4096,
+    8,
+    "H100-80GB",
+    DeviceKind.CUDA,
+    *(_published(x, _H100) for x in (80, 989, 3352)),
+)
+_CPU_NODE = NodeClass(
+    "laptop",
+    1,
+    4,
+    "CPU core",
+    DeviceKind.CPU,
+    _assumed(4, "a quarter of 16 GiB"),
+    _assumed(0.03, "one core, AVX2, single precision"),
+    _assumed(8),
+)
+_DGX_A100_FABRIC = Tier(
+    "fat tree",
+    4480,
+    _published(25, "8 x 200 Gb/s, DGX A100 data sheet"),
+    _NETWORK_LATENCY,
+    _published(0.96, "192 of 200 GB/s bus bandwidth, nccl issue 812"),
+)
+_DGX_H100_RAILS = Tier(
+    "rails",
+    32768,
+    _published(50, "8 x 400 Gb/s, DGX H100 data sheet"),
+    _NETWORK_LATENCY,
+    Figure(0.94, Origin.MEASURED, "46 to 48 GB/s a network card"),
+)
+_H100_RINGS = Figure(0.82, Origin.MEASURED, "370 of 450 GB/s ring bus bandwidth, 8 GPUs")
 _INFINITY = Tier(
     "node",
     8,
@@ -58,108 +94,45 @@ _INFINITY = Tier(
     _assumed(1.5),
     _assumed(0.75),
 )
+_SLINGSHOT = _published(25, "4 Slingshot 11 cards of 200 Gb/s, NERSC documentation")
+_HDR = _published(25, "4 x HDR200, Juelich Supercomputing Centre documentation")
+_HALF_CARD = _published(12.5, "4 x 200 Gb/s over 8 GCDs, Frontier and LUMI user guides")
 
 PRESETS: dict[str, Cluster] = {
-    "dgx-a100": Cluster(
-        "dgx-a100",
-        (_a100("dgx-a100", 560, 8, 80),),
-        (
-            Tier("node", 8, _published(300, _A100), _NODE_LATENCY, _NVSWITCH),
-            Tier(
-                "fat tree",
-                4480,
-                _published(25, "8 x 200 Gb/s, DGX A100 data sheet"),
-                _NETWORK_LATENCY,
-                _DGX_A100_FABRIC,
+    cluster.name: cluster
+    for cluster in (
+        Cluster(
+            "dgx-a100",
+            (_a100("dgx-a100", 560, 8, 80),),
+            (_node(8, _published(300, _A100), _NVSWITCH), _DGX_A100_FABRIC),
+        ),
+        Cluster(
+            "dgx-h100",
+            (_H100_NODE,),
+            (_node(8, _published(450, _H100), _H100_RINGS), _DGX_H100_RAILS),
+        ),
+        Cluster(
+            "perlmutter",
+            (_a100("gpu 40 GB", 1536, 4, 40), _a100("gpu 80 GB", 256, 4, 80)),
+            _dragonfly(
+                _node(4, _published(300, "4 lanes to each peer, NERSC"), _assumed(0.75)),
+                _SLINGSHOT,
+                512,
+                7168,
             ),
         ),
-    ),
-    "dgx-h100": Cluster(
-        "dgx-h100",
-        (
-            NodeClass(
-                "dgx-h100",
-                4096,
-                8,
-                "H100-80GB",
-                DeviceKind.CUDA,
-                _published(80, _H100),
-                _published(989, _H100),
-                _published(3352, _H100),
-            ),
+        Cluster(
+            "juwels-booster",
+            (_a100("booster", 936, 4, 40),),
+            _dragonfly(_node(4, _published(300, _A100), _assumed(0.75)), _HDR, 192, 3840),
         ),
-        (
-            Tier(
-                "node",
-                8,
-                _published(450, _H100),
-                _NODE_LATENCY,
-                Figure(0.82, Origin.MEASURED, "370 of 450 GB/s ring bus bandwidth, 8 GPUs"),
-            ),
-            Tier(
-                "rails",
-                32768,
-                _published(50, "8 x 400 Gb/s, DGX H100 data sheet"),
-                _NETWORK_LATENCY,
-                Figure(0.94, Origin.MEASURED, "46 to 48 GB/s a network card"),
-            ),
+        Cluster(
+            "frontier", (_mi250x("frontier", 9408),), _dragonfly(_INFINITY, _HALF_CARD, 1024, 75776)
         ),
-    ),
-    "perlmutter": Cluster(
-        "perlmutter",
-        (_a100("gpu 40 GB", 1536, 4, 40), _a100("gpu 80 GB", 256, 4, 80)),
-        _dragonfly(
-            Tier(
-                "node",
-                4,
-                _published(300, "4 NVLink lanes of 25 GB/s to each peer, NERSC documentation"),
-                _NODE_LATENCY,
-                _assumed(0.75),
-            ),
-            _published(25, "4 Slingshot 11 cards of 200 Gb/s, NERSC documentation"),
-            512,
-            7168,
+        Cluster("lumi", (_mi250x("lumi-g", 2978),), _dragonfly(_INFINITY, _HALF_CARD, 992, 24800)),
+        Cluster(
+            "laptop", (_CPU_NODE,), (Tier("node", 4, _assumed(5), _assumed(2.0), _assumed(0.7)),)
         ),
-    ),
-    "juwels-booster": Cluster(
-        "juwels-booster",
-        (_a100("booster", 936, 4, 40),),
-        _dragonfly(
-            Tier("node", 4, _published(300, _A100), _NODE_LATENCY, _assumed(0.75)),
-            _published(25, "4 x HDR200, Juelich Supercomputing Centre documentation"),
-            192,
-            3840,
-        ),
-    ),
-    "frontier": Cluster(
-        "frontier",
-        (_mi250x("frontier", 9408),),
-        _dragonfly(
-            _INFINITY, _published(12.5, "4 x 200 Gb/s over 8 GCDs, user guide"), 1024, 75776
-        ),
-    ),
-    "lumi": Cluster(
-        "lumi",
-        (_mi250x("lumi-g", 2978),),
-        _dragonfly(
-            _INFINITY, _published(12.5, "4 x 200 Gb/s over 8 GCDs, LUMI documentation"), 992, 24800
-        ),
-    ),
-    "laptop": Cluster(
-        "laptop",
-        (
-            NodeClass(
-                "laptop",
-                1,
-                4,
-                "CPU core",
-                DeviceKind.CPU,
-                _assumed(4, "a quarter of 16 GiB"),
-                _assumed(0.03, "one core, AVX2, single precision"),
-                _assumed(8),
-            ),
-        ),
-        (Tier("node", 4, _assumed(5), _assumed(2.0), _assumed(0.7)),),
-    ),
+    )
 }
 """Machines by name."""
