@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,7 +119,7 @@ class Request:
 
     def __del__(self) -> None:
         """Report an unfinished request; its arrays stay with the communicator."""
-        if getattr(self, "_advance", None) is not None:
+        if getattr(self, "_advance", None) is not None and not sys.is_finalizing():
             _log.warning("request dropped before it ended: %s", self.call)
 
 
