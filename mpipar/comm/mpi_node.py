@@ -75,6 +75,9 @@ class MPIHost:
         ranks: tuple[int, ...] = inner.world_ranks
         return [self.pids[self.node_ranks.index(r)] for r in ranks]
 
+    def arriving(self, group: Group, call: Call) -> None:
+        """Nothing: real ranks run by themselves."""
+
     def block(self, comm: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Wait until `ready()`: yields first, then sleeps, and looks whether peers still live.
 

@@ -53,21 +53,19 @@ class NodeCommunicator(Communicator):
         self, inner: Communicator, host: Host, offsets: Sequence[int], paths: Paths
     ) -> None:
         super().__init__(inner.info, inner.name, inner.deterministic)
-        self.inner, self.host, self.paths = inner, host, paths
+        self.inner, self.host = inner, host
         self.busy = threading.Lock()
         self.open = True
         self._old_view = -1
         self.calls = Queue(self, host)
         self._plans = Plans()
-        self._set_lines(offsets)
+        self._set_lines(offsets, paths)
 
-    def _set_lines(self, offsets: Sequence[int]) -> None:
+    def _set_lines(self, offsets: Sequence[int], paths: Paths) -> None:
         host = self.host
         self._line = offsets[self.rank]
         self.flags = Flags(host.arena.memory, offsets, self.rank, host.fence)
-        self.programs = NodeCalls(
-            self.inner, host, self.flags, self.paths, host.process_ids(self.inner)
-        )
+        self.programs = NodeCalls(self.inner, host, self.flags, paths, host.process_ids(self.inner))
         host.adopt(self)
 
     @classmethod
@@ -96,6 +94,16 @@ class NodeCommunicator(Communicator):
         if offsets[inner.rank] >= 0:
             host.arena.give(offsets[inner.rank])
         return inner
+
+    @property
+    def paths(self) -> Paths:
+        """Which algorithm for which call; the same on every rank."""
+        return self.programs.paths
+
+    @paths.setter
+    def paths(self, paths: Paths) -> None:
+        self.programs.use(paths)
+        self._plans.clear()
 
     @property
     def mpi(self) -> Any:
@@ -179,6 +187,7 @@ class NodeCommunicator(Communicator):
         if self.open:
             self.calls.drain()
             self.open = False
+            self.calls.halted.append(RankFailed("closed"))
             self._plans.clear()
             self.inner.barrier()  # peers may still look at this rank's line
             self.programs.close()
@@ -191,7 +200,8 @@ class NodeCommunicator(Communicator):
         """Begin anew after calls were broken off. Collective; the transport must be sound."""
         self.calls.clear()
         self._plans.clear()
-        self._set_lines(_lines(self.inner, self.host))  # the old ones stay: peers may look at them
+        lines = _lines(self.inner, self.host)  # the old ones stay: peers may look at them
+        self._set_lines(lines, self.paths)
 
     def force(self, algorithm: str) -> None:
         """Let every call of this group take one algorithm, as ``MPIPAR_ALGORITHM`` does for all.
@@ -203,8 +213,6 @@ class NodeCommunicator(Communicator):
             on every rank.
         """
         self.paths = replace(self.paths, forced=algorithm)
-        self.programs.use(self.paths)
-        self._plans.clear()
 
     # -- node memory ------------------------------------------------------------------------
 
@@ -357,23 +365,25 @@ class NodeCommunicator(Communicator):
         places = programs.places(call, path)
         plan = Plan(call, path, programs.code(call, path), *places, x, out, result)
         plan.run = partial(again, self, plan)
-        if path == "flags" and self.flags.fence is None:
+        if path == "flags" and self.flags.fence is None and not self.host.turns:
             plan.run = small(self, plan)
         return plan
 
     # -- one call ---------------------------------------------------------------------------
 
     def enter(self, call: Call) -> None:
+        """Make this rank the one that is in a call, or say why it cannot be."""
+        self.host.arriving(self, call)
         if not self.busy.acquire(blocking=False):
             raise RankFailed(
                 f"two threads call {self.name} at the same time; give each thread its own group: "
                 "comm.split(0, purpose='thread name')"
             )
-        if not self.open or self.calls.broken is not None:
+        if self.calls.halted:
             self.busy.release()
             if not self.open:
                 raise RankFailed(f"{self.name} is closed; {call} came after close()")
-            raise RankFailed(f"{self.name} is unusable since: {self.calls.broken}")
+            raise RankFailed(f"{self.name} is unusable since: {self.calls.halted[0]}")
 
     def _message(self, call: Call) -> Request:
         """A message of the transport; collectives under way go on while it waits."""

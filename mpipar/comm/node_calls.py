@@ -148,7 +148,9 @@ class NodeCalls:
         if way == "mpi":
             return None
         if way == "copy" and self._pids is not None:
+            sends = meeting.sends
             meeting = self._meeting(meeting.call, far=True)
+            meeting.sends = sends
         if _needs_stage(meeting):
             if not (yield from self._set_stages()):
                 return None

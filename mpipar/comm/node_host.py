@@ -54,6 +54,9 @@ class Host(Protocol):
     def adopt(self, group: Group) -> None:
         """Know of a fresh group."""
 
+    def arriving(self, group: Group, call: Call) -> None:
+        """A call is about to be made."""
+
     def block(self, group: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Wait until `ready()`, which has no effects; fail if a peer never comes."""
 
@@ -102,7 +105,7 @@ class Queue:
     def __init__(self, group: Group, host: Host) -> None:
         self._group, self._host = group, host
         self.under_way: deque[Pending] = deque()
-        self.broken: BaseException | None = None
+        self.halted: list[BaseException] = []
 
     def __len__(self) -> int:
         return len(self.under_way)
@@ -157,13 +160,13 @@ class Queue:
         try:
             self._host.block(self._group, call, lambda: flags.reached(word, value))
         except BaseException as error:
-            self.broken = error
+            self.halted.append(error)
             raise
 
     def clear(self) -> None:
         """Forget all calls, after they were broken off."""
         self.under_way.clear()
-        self.broken = None
+        self.halted.clear()
         if self._group in self._host.pending:
             self._host.pending.remove(self._group)
 

@@ -1,7 +1,7 @@
 """Calls made again and again on the same arrays: what could be decided once is kept.
 
-A plan holds no array of the user: it knows them by weak reference and works on their addresses,
-so it keeps no memory alive (and NumPy refuses to resize an array that has a weak reference).
+A plan holds no large array of the user: it knows them by weak reference and works on their
+addresses, so it keeps no memory alive (and NumPy refuses to resize an array that is so known).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_PLANS = 1024
 
 
 class Plan:
-    """One call on the arrays that its key names.
+    """One call on the arrays that its key names; large ones are not kept alive by it.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Plan:
         Copied for the caller where there is no `out`.
     """
 
-    __slots__ = ("call", "code", "dtype", "input_place", "out", "output_place", "path", "raw",
+    __slots__ = ("call", "code", "dtype", "held", "input_place", "out", "output_place", "path", "raw",
                  "result", "run", "scripts", "shape", "x")  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Plan:
         self.out: Callable[[], Any] = _nobody if out is None else weakref.ref(out)
         self.shape = None if x is None else x.shape
         self.dtype = None if x is None else x.dtype
+        self.held = (x, out) if path == "flags" else None  # small: kept, so that ids stay theirs
         self.raw: memoryview | None = None
         if path == "flags" and call.input is not None:
             self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
@@ -65,11 +66,9 @@ class Plan:
 
     def fits(self, x: Any, out: Any) -> bool:
         """Whether these are still the same arrays, of the same shape and type."""
-        return (
-            self.x() is x
-            and self.out() is out
-            and (x is None or (x.dtype is self.dtype and x.shape == self.shape))
-        )
+        if self.held is None and (self.x() is not x or self.out() is not out):
+            return False
+        return x is None or (x.dtype is self.dtype and x.shape == self.shape)
 
 
 class Plans:
@@ -88,6 +87,8 @@ class Plans:
         """Whether this array has come with this key before; then a plan is worth while."""
         if x is None:
             return True
+        if not isinstance(x, np.ndarray):
+            return False
         seen = self._seen.get(key)
         if seen is not None and seen() is x:
             return True
@@ -135,7 +136,9 @@ def planned_arrays(
         if target is None or target.nbytes == 0 or _address(target) != _address(out):
             return None
         target = unowned(target)
-    elif (target is not None and target.nbytes > SLOT_BYTES) or (target is not None and (result := finish()) is not None and not _shows(result, target)):
+    elif (target is not None and target.nbytes > SLOT_BYTES) or (
+        target is not None and (result := finish()) is not None and not _shows(result, target)
+    ):
         return None
     if source is not None:
         source = target if source is call.output else unowned(source)

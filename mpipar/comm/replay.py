@@ -68,29 +68,28 @@ def small(comm: NodeCommunicator, plan: Plan) -> Callable[[], None]:
         Makes the call.
     """
     calls, flags, call, raw = comm.calls, comm.flags, plan.call, plan.raw
-    under_way, acquire, release = calls.under_way, comm.busy.acquire, comm.busy.release
+    under_way, halted = calls.under_way, calls.halted
+    acquire, release = comm.busy.acquire, comm.busy.release
     mine, peers, code, place = flags.mine, flags.peers, plan.code, plan.output_place
-    n = 0 if raw is None else raw.nbytes
-    slots = [slot[:n] for slot in flags.my_slots]
-    starts = (FIRST_WORD, FIRST_WORD + WORDS)
+    slots = [slot[: 0 if raw is None else raw.nbytes] for slot in flags.my_slots]
     n_spins = range(comm.host.n_spins)
     scripts: list[Any] = [None, None]
 
     def run() -> None:
-        if under_way or not comm.open or calls.broken or not acquire(False):
+        if under_way or halted or not acquire(False):
             again(comm, plan)
             return
         try:
             flags.sequence = sequence = flags.sequence + 1
             parity = sequence & 1
-            start = starts[parity]
             if raw is not None:
                 slots[parity][:] = raw
+            start = FIRST_WORD + WORDS * parity
             mine[start] = code
             mine[start + 1] = -1
             mine[start + 2] = place
             mine[0] = sequence
-            same = True
+            script = scripts[parity]
             for line in peers:
                 if line[0] < sequence:
                     for _ in n_spins:
@@ -99,14 +98,13 @@ def small(comm: NodeCommunicator, plan: Plan) -> Callable[[], None]:
                     else:
                         calls.await_flag(call, 0, sequence)
                 if line[start] != code or line[start + 2] != place:
-                    same = False
-            script = scripts[parity]
-            if script is not None and same:
+                    script = None
+            if script is not None:
                 for function, arguments in script:
                     function(*arguments)
                 return
             _follow(comm, plan)
-            if same:
+            if all(line[start] == code and line[start + 2] == place for line in peers):
                 scripts[parity] = plan.scripts[comm.programs.heard()]
         finally:
             release()

@@ -18,11 +18,20 @@ from mpipar.comm.call import Array, Call, Op, ReduceOp
 from mpipar.comm.meeting import Meeting, Script, store
 from mpipar.units.remainder import spread_sizes
 
+
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    np.minimum(a, b, out=out)
+
+
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    np.maximum(a, b, out=out)
+
+
 _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: _minimum,
+    ReduceOp.MAX: _maximum,
 }
 
 

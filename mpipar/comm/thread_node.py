@@ -51,6 +51,10 @@ class ThreadHost:
     def adopt(self, group: Group) -> None:
         """Nothing is kept of a group."""
 
+    def arriving(self, group: Group, call: Call) -> None:
+        """Let the world put others first, or plant a fault."""
+        group.inner.arriving(call)
+
     def block(self, group: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Hand on until `ready()`; calls under way on other groups go on meanwhile.
 

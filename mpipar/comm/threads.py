@@ -257,12 +257,7 @@ class ThreadCommunicator(Communicator):
         Request
             Ended if the call is blocking.
         """
-        world, me = self._state.world, self.ranks[self.rank]
-        fault = world.on_call(me, call) if world.on_call else None
-        if fault == "crash":
-            raise RankFailed(f"rank {me} was made to crash in {call}")
-        if fault == "delay" or world.seeded:
-            self._hand_on(1 if fault != "delay" else world.n_ranks)
+        fault = self.arriving(call)
         if call.op in (Op.SEND, Op.RECV):
             ready, collect = self._message(call, fault == "drop")
         else:
@@ -313,6 +308,27 @@ class ThreadCommunicator(Communicator):
             Without effects.
         """
         self._wait(call, ready)
+
+    def arriving(self, call: Call) -> str | None:
+        """What the world does to a call before it is made: others first, or a planted fault.
+
+        Parameters
+        ----------
+        call : Call
+            About to be made.
+
+        Returns
+        -------
+        str or None
+            The fault, if any.
+        """
+        world, me = self._state.world, self.ranks[self.rank]
+        fault = world.on_call(me, call) if world.on_call else None
+        if fault == "crash":
+            raise RankFailed(f"rank {me} was made to crash in {call}")
+        if fault == "delay" or world.seeded:
+            self._hand_on(1 if fault != "delay" else world.n_ranks)
+        return fault
 
     def _hand_on(self, n_turns: int) -> None:
         """Let others run first."""
