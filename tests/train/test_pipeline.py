@@ -120,7 +120,7 @@ def refusal_of(name, n_ranks, m):
 @pytest.mark.parametrize("is_synchronous", [False, True], ids=["eager", "synchronous"])
 def test_every_schedule_gives_the_numbers_of_one_rank(comm: Communicator, name, is_synchronous):
     model = dataclasses.replace(MODEL, n_layers=comm.size * chunks_per_rank(name))
-    for m in microbatches(comm):
+    for m in microbatches(comm, is_synchronous):
         recipe = recipe_of(model, comm.size, name, m)
         refusal = refusal_of(name, comm.size, m)
         if refusal is None:
