@@ -1,7 +1,9 @@
 """How far the planner is from every published row, beside Calculon's own errors.
 
 Run from the repository root: ``python benchmarks/planner_errors.py [--data tests/data]``. Rows are
-predicted with published and assumed constants ("uncalibrated"), with Calculon's constants where
+predicted with the default constants ("uncalibrated": two of them, the efficiency of large products
+and the host's time, were read off the Selene rows and the small one-node vTrain rows; the rule for
+groups that share nodes off the residuals of the multi-node rows), with Calculon's constants where
 Calculon predicts them too, and, for the vTrain runs, with six constants fitted to a fifth of the
 rows and judged on the others. *Regret* is how much slower the listed plan that is ranked first ran
 than the fastest of its group.

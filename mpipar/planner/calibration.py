@@ -57,7 +57,8 @@ class Calibration:
     call_s: float = 20e-6
     source: str = (
         "published: efficiency curves of Calculon's A100 file, large products at 0.87 as the "
-        "Selene runs of arXiv 2205.05198 tell; assumed: host time of eager PyTorch"
+        "Selene runs of arXiv 2205.05198 tell, host time as small one-node vTrain runs show; "
+        "assumed: time of the smallest collective"
     )
 
 
