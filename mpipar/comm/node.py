@@ -25,6 +25,7 @@ from mpipar.comm.node_calls import NodeCalls
 from mpipar.comm.node_host import Host, Pending, Queue
 from mpipar.comm.paths import Paths
 from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays
+from mpipar.comm.port import NodePort
 from mpipar.comm.replay import again, small
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CountOutOfRange, RankFailed
@@ -58,6 +59,7 @@ class NodeCommunicator(Communicator):
         self.open = True
         self._old_view = -1
         self.calls = Queue(self, host)
+        self._port = NodePort(self)
         self._plans = Plans()
         self._set_lines(offsets, paths)
 
@@ -191,6 +193,7 @@ class NodeCommunicator(Communicator):
             self._plans.clear()
             self.inner.barrier()  # peers may still look at this rank's line
             self.programs.close()
+            self._port.close()
             for offset in (self._line, self._old_view):
                 if offset >= 0:
                     self.host.arena.give(offset)
@@ -320,6 +323,10 @@ class NodeCommunicator(Communicator):
         for view in shown:
             view.flags.writeable = False
         return shown
+
+    def port(self) -> NodePort:
+        """Where channels of this group lie."""
+        return self._port
 
     # -- calls made again -------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from numpy.typing import DTypeLike
 from mpipar.comm.arena import private_empty
 from mpipar.comm.arrays import as_array, flat
 from mpipar.comm.call import Array, Call, CommInfo, Op
+from mpipar.comm.channel import Receiver, Sender
+from mpipar.comm.port import Port
+from mpipar.comm.request import Request
 from mpipar.comm.verbs import Verbs
 
 
@@ -88,6 +91,70 @@ class Storage(Verbs):
         for row in rows:
             row.flags.writeable = False
         return rows
+
+    def channel_to(
+        self,
+        dest: int,
+        shape: int | tuple[int, ...],
+        dtype: DTypeLike = np.float32,
+        n_slots: int = 2,
+        key: int = 0,
+    ) -> Sender:
+        """The producer's end of a channel; the other end is the peer's `channel_from`.
+
+        Parameters
+        ----------
+        dest : int
+            The reader; not collective.
+        shape, dtype
+            Of every array, the same at both ends.
+        n_slots : int
+            How many arrays may be under way.
+        key : int
+            Tells channels between the same ranks apart; ends of one key meet in their order.
+
+        Returns
+        -------
+        Sender
+            Does not wait for the peer.
+        """
+        return Sender(self, dest, shape, dtype, n_slots, key)
+
+    def channel_from(
+        self,
+        source: int,
+        shape: int | tuple[int, ...],
+        dtype: DTypeLike = np.float32,
+        n_slots: int = 2,
+        key: int = 0,
+    ) -> Receiver:
+        """The reader's end of a channel.
+
+        Parameters
+        ----------
+        source : int
+            The producer; not collective.
+        shape, dtype, n_slots, key
+            As in `channel_to`.
+
+        Returns
+        -------
+        Receiver
+            Does not wait for the peer.
+        """
+        return Receiver(self, source, shape, dtype, n_slots, key)
+
+    def port(self) -> Port:
+        """Where channels of this group lie."""
+        return Port()
+
+    def begin_message(self, call: Call) -> Request:
+        """Start a message of the library's own tags."""
+        return self.submit(call)
+
+    def submit(self, call: Call) -> Request:
+        """Start one call; implemented by the transport."""
+        raise NotImplementedError
 
     def _read_only(self, whole: Array) -> Array:
         """A read-only view which the verbs know as a result."""
