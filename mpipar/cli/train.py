@@ -31,7 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="TOML recipe; a run folder's repeats that run")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                         dest="settings", help="change one key of the recipe")  # fmt: skip
-    parser.add_argument("--data", metavar="PATH", help="file or folder to train on")
+    parser.add_argument(
+        "--data", metavar="PATH", help="file or folder to train on; tokens if it ends in .npy"
+    )
     parser.add_argument("--init", metavar="MODEL",
                         help="start from the weights of a Hugging Face folder or GGUF file, which "
                         "decide the model; --set model.sequence=N shortens rows")  # fmt: skip
@@ -83,8 +85,9 @@ def main(arguments: argparse.Namespace) -> int:
         trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
     tell_places(comm, folder, say if arguments.places else _silent)
     say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
-    say(f"text: {trainer.corpus.train.size / 1e6:.2f} MB to train on, "
-        f"{trainer.corpus.held_out.size / 1e6:.2f} MB held out, bigram conditional entropy "
+    unit = "MB" if trainer.corpus.train.dtype.itemsize == 1 else "M tokens"
+    say(f"text: {trainer.corpus.train.size / 1e6:.2f} {unit} to train on, "
+        f"{trainer.corpus.held_out.size / 1e6:.2f} {unit} held out, bigram conditional entropy "
         f"{trainer.corpus.bigram_entropy:.4f} nat")  # fmt: skip
     if resumes and (arguments.resume or newest(comm, folder / "checkpoints")):
         say(f"going on after step {trainer.resume()}")

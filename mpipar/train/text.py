@@ -1,4 +1,4 @@
-"""Byte-level text: reading it, its bigram entropy, and a sampler whose position is exact."""
+"""Text as bytes or tokens: reading it, its bigram entropy, a sampler whose position is exact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from mpipar.comm import Communicator
 from mpipar.errors import EmptyInput, ParallelismError, RecipeError, UnevenSplit
 
-Bytes = NDArray[np.uint8]
+Tokens = NDArray[np.uint8] | NDArray[np.int32]
+"""Bytes of a text, or tokens of another vocabulary."""
 _BLOCK = 1 << 14
 _CHUNK = 1 << 18
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idle_test"}
@@ -33,18 +34,18 @@ def standard_library() -> list[Path]:
     return sorted(files)
 
 
-def read_text(path: str) -> Bytes:
+def read_text(path: str) -> Tokens:
     """All bytes of a file, of a folder's files (sorted, none hidden), or the standard library.
 
     Parameters
     ----------
     path : str
-        File or folder; empty for the standard library.
+        File or folder; empty for the standard library. A ``.npy`` file holds tokens.
 
     Returns
     -------
-    ndarray of uint8
-        The text.
+    ndarray of uint8 or int32
+        The bytes, or the tokens.
 
     Raises
     ------
@@ -58,6 +59,8 @@ def read_text(path: str) -> Bytes:
         files = standard_library()
     elif place.is_dir():
         files = sorted(p for p in place.rglob("*") if p.is_file() and not _is_hidden(p, place))
+    elif place.is_file() and place.suffix == ".npy":
+        return _read_tokens(place)
     elif place.is_file():
         files = [place]
     else:
@@ -71,11 +74,28 @@ def read_text(path: str) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
+def _read_tokens(path: Path) -> NDArray[np.int32]:
+    try:
+        tokens = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RecipeError(f"data.path: {path} cannot be read as an array: {error}") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RecipeError(
+            f"data.path: {path} holds {tokens.dtype} of shape {tokens.shape}; tokens are whole "
+            "numbers in one dim"
+        )
+    if not tokens.size:
+        raise EmptyInput("read_text", f"no tokens in {path}")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31:
+        raise RecipeError(f"data.path: {path} holds tokens below 0 or above {2**31 - 1}")
+    return tokens.astype(np.int32)  # type: ignore[no-any-return]
+
+
 def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def share_text(comm: Communicator, path: str) -> Bytes:
+def share_text(comm: Communicator, path: str) -> Tokens:
     """The text that rank 0 reads, on every rank. Collective.
 
     Parameters
@@ -87,39 +107,41 @@ def share_text(comm: Communicator, path: str) -> Bytes:
 
     Returns
     -------
-    ndarray of uint8
+    ndarray of uint8 or int32
         Equal on every rank; an error of rank 0 is raised on all.
     """
-    text = np.empty(0, np.uint8)
-    size: Any = None
+    text: Tokens = np.empty(0, np.uint8)
+    facts: Any = None
     if comm.rank == 0:
         try:
             text = read_text(path)
-            size = text.size
+            facts = [text.size, text.dtype.name]
         except ParallelismError as error:
-            size = error
-    size = comm.broadcast_json(size)
+            facts = error
+    size, dtype = comm.broadcast_json(facts)
     if comm.rank != 0:
-        text = np.empty(size, np.uint8)
+        text = np.empty(size, dtype)
     return comm.broadcast(text)  # type: ignore[no-any-return]
 
 
-def bigram_entropy(text: Bytes) -> float:
-    """Conditional entropy of a byte given the byte before it, in nats.
+def bigram_entropy(text: Tokens) -> float:
+    """Conditional entropy of a byte or token given the one before it, in nats.
 
     Parameters
     ----------
-    text : ndarray of uint8
-        At least two bytes.
+    text : ndarray of uint8 or int32
+        At least two bytes or tokens.
 
     Returns
     -------
     float
         ``H(X_t | X_t-1)`` of the empirical bigram distribution: what the best predictor reaches
-        that sees one byte of context and is tuned on this very text.
+        that sees one byte or token of context and is tuned on this very text.
     """
     if text.size < 2:
         raise EmptyInput("bigram_entropy", f"{text.size} bytes have no bigram")
+    if text.dtype != np.uint8:
+        return _sparse_bigram_entropy(text)
     flat = np.zeros(65536, np.int64)
     for start in range(0, text.size - 1, _CHUNK):
         part = text[start : start + _CHUNK + 1].astype(np.int64)
@@ -131,32 +153,40 @@ def bigram_entropy(text: Bytes) -> float:
     return float(-(counts * logs).sum() / counts.sum())
 
 
+def _sparse_bigram_entropy(text: Tokens) -> float:
+    """The same by sorting, for vocabularies whose table of pairs would be too large."""
+    n_tokens = int(text.max()) + 1
+    pairs, counts = np.unique(text[:-1].astype(np.int64) * n_tokens + text[1:], return_counts=True)
+    first = np.bincount(text[:-1])[pairs // n_tokens]
+    return float(-(counts * np.log(counts / first)).sum() / counts.sum())
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A text cut into a part to train on and a part that is held out.
 
     Parameters
     ----------
-    train, held_out : ndarray of uint8
-        Blocks of 16 KiB go to one or the other, spread evenly over the text.
+    train, held_out : ndarray of uint8 or int32
+        Blocks of 16384 go to one or the other, spread evenly over the text.
     digest : str
         Hash of the whole text.
     bigram_entropy : float
         Of the whole text, in nats.
     """
 
-    train: Bytes
-    held_out: Bytes
+    train: Tokens
+    held_out: Tokens
     digest: str
     bigram_entropy: float
 
     @classmethod
-    def cut(cls, text: Bytes, held_out: float) -> Corpus:
+    def cut(cls, text: Tokens, held_out: float) -> Corpus:
         """Cut a text.
 
         Parameters
         ----------
-        text : ndarray of uint8
+        text : ndarray of uint8 or int32
             The whole.
         held_out : float
             Share that is held out, above 0 and below 1.
@@ -186,15 +216,15 @@ class Sampler:
 
     Parameters
     ----------
-    text : ndarray of uint8
+    text : ndarray of uint8 or int32
         To train on.
     sequence : int
-        Tokens of a row; its targets are the bytes one further.
+        Tokens of a row; its targets are those one further.
     seed : int
         Of the order.
     """
 
-    def __init__(self, text: Bytes, sequence: int, seed: int) -> None:
+    def __init__(self, text: Tokens, sequence: int, seed: int) -> None:
         self.n_rows = (text.size - 1) // sequence
         if self.n_rows < 1:
             raise UnevenSplit(

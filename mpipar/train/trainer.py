@@ -74,6 +74,11 @@ class Trainer:
                 f"{recipe.data.digest}; it has changed: set data.digest='' to train on it all the "
                 "same"
             )
+        if (largest := int(text.max())) >= recipe.model.vocabulary:
+            raise RecipeError(
+                f"the text has a token {largest}, beyond model.vocabulary="
+                f"{recipe.model.vocabulary}; model.vocabulary={largest + 1} would do"
+            )
         self.recipe = dataclasses.replace(
             recipe,
             data=dataclasses.replace(recipe.data, path=path, digest=self.corpus.digest),

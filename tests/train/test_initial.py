@@ -92,3 +92,12 @@ def test_the_command_takes_the_shape_from_the_file(tmp_path):
     recipe = _recipe(arguments, None)
     assert recipe.model == dataclasses.replace(LLAMA, sequence=8)
     assert recipe.train.init == str(tmp_path)
+
+
+@pytest.mark.ranks(1, 2)
+def test_tokens_beyond_the_vocabulary_are_refused_on_every_rank(comm, tmp_path):
+    np.save(tmp_path / f"{comm.rank}.npy", np.arange(300))
+    recipe = recipe_of(GPT, "")
+    data = DataRecipe(path=str(tmp_path / f"{comm.rank}.npy"))
+    with pytest.raises(RecipeError, match=r"token 299, .*model\.vocabulary=300 would do"):
+        Trainer(comm, dataclasses.replace(recipe, data=data))

@@ -60,6 +60,47 @@ def test_bigram_entropy_by_counting(data, chunk):
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@settings(deadline=None)
+@given(st.binary(min_size=2, max_size=400))
+def test_tokens_have_the_entropy_of_equal_bytes(data):
+    text = np.frombuffer(data, np.uint8)
+    other = text.astype(np.int32) * 190 + 7  # the same pairs in a larger vocabulary
+    assert bigram_entropy(other) == pytest.approx(bigram_entropy(text), rel=1e-12, abs=1e-12)
+
+
+def test_tokens_are_read_from_an_array_and_shared(tmp_path):
+    path, tokens = tmp_path / "a.npy", np.arange(50_000, dtype=">u4")
+    np.save(path, tokens)
+    found = ThreadWorld(3).run(lambda comm: share_text(comm, str(path)))
+    for text in found:
+        assert text.dtype == np.dtype("<i4")
+        np.testing.assert_array_equal(text, tokens)
+    rows = Sampler(found[0], 8, 0).rows(0, 3)
+    assert (np.diff(rows) == 1).all()
+    assert rows.max() > 255
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.ones(3), "holds float64 of shape"),
+        (np.ones((2, 2), int), "whole numbers in one dim"),
+        (np.array([3, -1]), "below 0"),
+        (np.array([2**31]), "above 2147483647"),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, array, says):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(RecipeError, match=says):
+        read_text(str(tmp_path / "a.npy"))
+    (tmp_path / "a.npy").write_bytes(b"no array")
+    with pytest.raises(RecipeError, match="cannot be read as an array"):
+        read_text(str(tmp_path / "a.npy"))
+    np.save(tmp_path / "a.npy", np.array([], int))
+    with pytest.raises(EmptyInput, match="no tokens"):
+        read_text(str(tmp_path / "a.npy"))
+
+
 def test_one_byte_has_no_bigram():
     with pytest.raises(EmptyInput, match="1 bytes have no bigram"):
         bigram_entropy(as_bytes("a"))
