@@ -7,6 +7,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mpipar.errors import LayoutError
 from mpipar.planner.calibration import UNCALIBRATED, Calibration
@@ -74,7 +75,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str, what: str) -> dict[str, object]:
+def _read(name: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(name).read_text())
     except OSError as error:

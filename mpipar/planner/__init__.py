@@ -3,7 +3,8 @@
 from mpipar.planner.calibration import Calibration, calibrate
 from mpipar.planner.configs import Configs
 from mpipar.planner.memory import MIXED, SINGLE, Precision, stage_memory, state_bytes
-from mpipar.planner.plan import Option, Plan, Pricing, make_plan
+from mpipar.planner.option import Option
+from mpipar.planner.plan import Plan, Pricing, make_plan
 from mpipar.planner.search import Choices
 from mpipar.planner.spec import MODELS, ModelSpec, spec_from_mapping
 from mpipar.planner.step import Practice, step_time

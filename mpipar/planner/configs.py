@@ -111,7 +111,18 @@ class Configs:
         return type(self)(**picked)
 
     def row(self, index: int) -> Mapping[str, Any]:
-        """One configuration in words."""
+        """One configuration in words.
+
+        Parameters
+        ----------
+        index : int
+            Which one.
+
+        Returns
+        -------
+        mapping of str to object
+            Its fields by name, words for recompute, schedule and order.
+        """
         values = {f.name: getattr(self, f.name)[index].item() for f in fields(self)}
         values["recompute"] = RECOMPUTE[values["recompute"]]
         values["schedule"] = SCHEDULES[values["schedule"]]

@@ -18,87 +18,16 @@ from mpipar.errors import LayoutError
 from mpipar.planner.calibration import UNCALIBRATED, Calibration, fabric_of, machine_of
 from mpipar.planner.configs import ORDERS, RECOMPUTE, SCHEDULES, Configs
 from mpipar.planner.memory import MIXED, Memory, Precision, stage_memory
+from mpipar.planner.option import RUNNABLE, Option, not_runnable
 from mpipar.planner.rescore import simulated_seconds
 from mpipar.planner.search import ALL, Choices, Found, blocks, layouts, peak_bytes, search
 from mpipar.planner.spec import ModelSpec
 from mpipar.planner.step import USUAL, Practice, StepTime, step_time
 from mpipar.topology.cluster import Cluster
-from mpipar.units import Bytes, Seconds
 
 USABLE = 0.92
 """Share of a device's memory that a plan may fill; the rest is for contexts and fragments."""
 RESCORED = 16
-RUNNABLE: dict[str, Any] = {
-    "max_tp": 1,
-    "max_cp": 1,
-    "max_chunks": 2,
-    "recompute": (0,),
-    "zero": (0,),
-    "sp": (False,),
-}
-"""Limits of what `mpipar train` runs today."""
-
-
-def not_runnable(spec: ModelSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a configuration needs that `mpipar train` cannot do yet; empty when it can run it."""
-    needs = {
-        f"{spec.family} models": spec.family != "gpt",
-        "experts": spec.n_experts > 1,
-        "tensor parallelism": row["tp"] > RUNNABLE["max_tp"],
-        "context parallelism": row["cp"] > 1,
-        "expert parallelism": row["ep"] > 1,
-        "sequence parallelism": row["sp"],
-        f"{row['recompute']} recompute": row["recompute"] != "none",
-        f"ZeRO {row['zero']}": row["zero"] > 0,
-        f"{row['chunks']} chunks a stage": row["chunks"] > 2,
-    }
-    return tuple(name for name, needed in needs.items() if needed)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One configuration with its price.
-
-    Parameters
-    ----------
-    row : mapping
-        The configuration in words (`Configs.row`).
-    seconds : float
-        Predicted step: the simulator's pipeline where there is one, else the closed form.
-    closed_form_s : float
-        The step by the closed form; its kinds are in `time_s`.
-    time_s : mapping of str to float
-        Seconds by kind.
-    first_bytes, last_bytes : mapping of str to float
-        Memory of a rank in the first and the last stage, by kind.
-    missing : tuple of str
-        What cannot run yet.
-    """
-
-    row: Mapping[str, Any]
-    seconds: float
-    closed_form_s: float
-    time_s: Mapping[str, float]
-    first_bytes: Mapping[str, float]
-    last_bytes: Mapping[str, float]
-    missing: tuple[str, ...]
-
-    @property
-    def step(self) -> Seconds:
-        """Predicted step."""
-        return Seconds(self.seconds)
-
-    @property
-    def peak(self) -> Bytes:
-        """Memory of the fullest rank."""
-        return Bytes(round(max(sum(self.first_bytes.values()), sum(self.last_bytes.values()))))
-
-    def loses_by(self, other: Option) -> str:
-        """Why this option is slower than another, in one line."""
-        more = {k: self.time_s[k] - other.time_s[k] for k in self.time_s}
-        worst = sorted(more, key=lambda k: -more[k])[:2]
-        parts = [f"{k} {more[k]:+.3g} s" for k in worst if more[k] > 0.002 * other.seconds]
-        return f"{self.seconds / other.seconds - 1:+.1%}: {', '.join(parts) or 'a near tie'}"
 
 
 @dataclass(frozen=True)
@@ -146,7 +75,13 @@ class Plan:
     source: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """The plan as plain values for JSON."""
+        """The plan as plain values for JSON.
+
+        Returns
+        -------
+        dict
+            By field name, arrays as lists.
+        """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["model"] = asdict(self.model)
         for name in ("options", "priced"):
@@ -190,13 +125,35 @@ class Pricing:
         return USABLE * int(self.cluster.weakest.memory)
 
     def time(self, configs: Configs) -> StepTime:
-        """Closed form of configurations."""
+        """Closed form of configurations.
+
+        Parameters
+        ----------
+        configs : Configs
+            Any number.
+
+        Returns
+        -------
+        StepTime
+            Seconds by kind, an array a kind.
+        """
         machine = machine_of(self.cluster.weakest, self.calibration)
         fabric = fabric_of(self.cluster, self.calibration)
         return step_time(self.spec, machine, fabric, configs, self.practice)
 
     def option(self, configs: Configs) -> Option:
-        """Price one configuration in full."""
+        """Price one configuration in full.
+
+        Parameters
+        ----------
+        configs : Configs
+            Exactly one.
+
+        Returns
+        -------
+        Option
+            With the simulator's pipeline where there is one.
+        """
         time = self.time(configs)
         row, total = configs.row(0), float(time.total[0])
         machine = machine_of(self.cluster.weakest, self.calibration)
@@ -212,7 +169,20 @@ class Pricing:
         return Option(row, seconds, total, kinds, first, last, not_runnable(self.spec, row))
 
     def search(self, batch: int, choices: Choices) -> Found:
-        """The fast path over all configurations."""
+        """The fast path over all configurations.
+
+        Parameters
+        ----------
+        batch : int
+            Rows of the global batch.
+        choices : Choices
+            Limits.
+
+        Returns
+        -------
+        Found
+            The fastest layouts.
+        """
         return search(
             self.spec,
             machine_of(self.cluster.weakest, self.calibration),

@@ -149,11 +149,33 @@ class ModelSpec:
         return self.n_parameters - self.n_layers * idle * self.expert_weights
 
     def with_sequence(self, sequence: int) -> ModelSpec:
-        """The same model at another sequence length."""
+        """The same model at another sequence length.
+
+        Parameters
+        ----------
+        sequence : int
+            Tokens of a row.
+
+        Returns
+        -------
+        ModelSpec
+            All else as it is.
+        """
         return replace(self, sequence=sequence)
 
     def layer_flops(self, n_tokens: float) -> float:
-        """Forward FLOPs of one layer over `n_tokens` tokens of full rows."""
+        """Forward FLOPs of one layer over `n_tokens` tokens of full rows.
+
+        Parameters
+        ----------
+        n_tokens : float
+            Tokens of a microbatch.
+
+        Returns
+        -------
+        float
+            FLOPs, an addition and a multiplication counted as two.
+        """
         weights = self.attention_weights + self.n_active * self.expert_weights
         return n_tokens * (2 * weights + 4 * self.width * self.sequence)
 
@@ -185,7 +207,20 @@ class ModelSpec:
         return Flops(3 * layers + 6 * tokens * self.width * self.vocabulary + again)
 
     def kv_bytes(self, n_tokens: int, element_bytes: int = 2) -> int:
-        """Bytes of the key-value cache of `n_tokens` tokens over all layers and heads."""
+        """Bytes of the key-value cache of `n_tokens` tokens over all layers and heads.
+
+        Parameters
+        ----------
+        n_tokens : int
+            Tokens that are kept.
+        element_bytes : int
+            Bytes of one number.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 2 * self.n_layers * self.kv_width * element_bytes * n_tokens
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpipar.errors import LayoutError
-from mpipar.planner.plan import Option, Plan
+from mpipar.planner.option import Option
+from mpipar.planner.plan import Plan
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:

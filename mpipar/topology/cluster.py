@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mpipar.errors import LayoutError, OutOfRange
-from mpipar.topology.devices import DeviceKind
+from mpipar.topology.link import DeviceKind
 from mpipar.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 if TYPE_CHECKING:
@@ -273,7 +273,13 @@ class Cluster:
         return graph
 
     def figures(self) -> dict[str, Figure]:
-        """Every figure by a dotted name, with its origin."""
+        """Every figure by a dotted name, with its origin.
+
+        Returns
+        -------
+        dict of str to Figure
+            Names such as ``tiers.node.gb_s``.
+        """
         named = [*((f"nodes.{n.name}", n) for n in self.nodes)]
         named += [(f"tiers.{t.name}", t) for t in self.tiers]  # type: ignore[misc]
         return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpipar.errors import LayoutError
 from mpipar.topology.cluster import Cluster, Figure, NodeClass, Origin, Tier
-from mpipar.topology.devices import DeviceKind
+from mpipar.topology.link import DeviceKind
 from mpipar.topology.presets import PRESETS
 
 

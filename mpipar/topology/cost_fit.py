@@ -46,7 +46,18 @@ class CostFit:
     n_sizes: int
 
     def time(self, n_bytes: Bytes | int) -> Seconds:
-        """Predicted time for a size."""
+        """Predicted time for a size.
+
+        Parameters
+        ----------
+        n_bytes : Bytes or int
+            The whole vector.
+
+        Returns
+        -------
+        Seconds
+            Of the collective.
+        """
         n = np.array([float(int(Bytes(n_bytes)))])
         parts = np.array([self.constant_s, self.per_byte_s, self.per_root_byte_s])
         return Seconds(float((_terms(n, True) @ parts)[0]))

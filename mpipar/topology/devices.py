@@ -9,133 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NewType
 
-from mpipar.errors import CountOutOfRange, LayoutError, NonFiniteValue
+from mpipar.errors import LayoutError
+from mpipar.topology.link import NO_TIME, DeviceInfo, DeviceKind, Link
 from mpipar.units import Bytes, BytesPerSecond, Seconds
 
 if TYPE_CHECKING:
     import networkx
 
-MIB = 2**20
-NO_TIME = Seconds(0)
-
 DeviceId = NewType("DeviceId", int)
 """Index of a device in its topology, given by `DeviceTopology.add_device`."""
-
-
-class DeviceKind(StrEnum):
-    """What a device is."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    ROCM = "rocm"
-    METAL = "metal"
-    INTEL_GPU = "intel-gpu"
-    OTHER = "other"
-
-
-class Interconnect(StrEnum):
-    """What a link is made of."""
-
-    NVLINK = "nvlink"
-    PCIE = "pcie"
-    INFINITY_FABRIC = "infinity-fabric"
-    SHARED_MEMORY = "shared-memory"
-    NETWORK = "network"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """One device: its number under its driver, its kind and name, and what is known of it.
-
-    Parameters
-    ----------
-    ordinal : int
-        The driver's number; not a key between libraries (join by `bus_id` or UUID).
-    kind : DeviceKind
-        What it is.
-    name : str
-        Name for people.
-    memory_bytes : int
-        Memory; 0 means unknown.
-    gflops : float
-        Peak in 10^9 operations a second; 0 means unknown.
-    bus_id : str
-        PCI bus id with its domain, "" where there is none.
-    """
-
-    ordinal: int
-    kind: DeviceKind
-    name: str
-    memory_bytes: int = 0
-    gflops: float = 0.0
-    bus_id: str = ""
-
-    def __post_init__(self) -> None:
-        if self.ordinal < 0 or self.memory_bytes < 0:
-            raise CountOutOfRange(
-                "device ordinal and memory", "0 or more", min(self.ordinal, self.memory_bytes)
-            )
-        if not 0 <= self.gflops < float("inf"):
-            raise NonFiniteValue("device gflops", self.gflops)
-
-    def with_memory_bytes(self, memory_bytes: int) -> DeviceInfo:
-        """The same device with its memory given, in bytes."""
-        return replace(self, memory_bytes=memory_bytes)
-
-    def with_gflops(self, gflops: float) -> DeviceInfo:
-        """The same device with its peak given, in 10^9 operations a second."""
-        return replace(self, gflops=gflops)
-
-
-@dataclass(frozen=True)
-class Link:
-    """One directed link, or several bonded ones that act as one.
-
-    Parameters
-    ----------
-    interconnect : Interconnect
-        What it is made of.
-    bandwidth : BytesPerSecond or None
-        Bandwidth of all its lanes together; None means unknown.
-    latency : Seconds
-        Time before the first byte arrives.
-    lanes : int
-        Number of bonded links (the `4` of `NV4`).
-    """
-
-    interconnect: Interconnect
-    bandwidth: BytesPerSecond | None
-    latency: Seconds = NO_TIME
-    lanes: int = 1
-
-    def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise CountOutOfRange("link lanes", "1 or more", self.lanes)
-
-    @classmethod
-    def of_mb_s(cls, interconnect: Interconnect, mb_s: float, latency_us: float = 0.0) -> Link:
-        """A link from its bandwidth in 2**20 bytes a second (0: unknown) and latency in us."""
-        bandwidth = BytesPerSecond(mb_s * MIB) if mb_s else None
-        return cls(interconnect, bandwidth, Seconds(latency_us * 1e-6))
-
-    def with_latency(self, latency: Seconds) -> Link:
-        """The same link with its latency given."""
-        return replace(self, latency=latency)
-
-    def transfer_time(self, n_bytes: Bytes | int) -> Seconds | None:
-        """Time to move `n_bytes`: latency + bytes / bandwidth; None if the bandwidth is unknown."""
-        return self.latency + Bytes(n_bytes) / self.bandwidth if self.bandwidth else None
-
-    @property
-    def width(self) -> float:
-        """Bandwidth in bytes a second for comparisons, 0 when unknown."""
-        return float(self.bandwidth) if self.bandwidth else 0.0
 
 
 class DeviceTopology:
@@ -157,36 +42,102 @@ class DeviceTopology:
         return len(self._devices)
 
     def device_ids(self) -> tuple[DeviceId, ...]:
-        """All ids, ascending."""
+        """All ids, ascending.
+
+        Returns
+        -------
+        tuple of DeviceId
+            Counted from 0.
+        """
         return tuple(DeviceId(i) for i in range(len(self._devices)))
 
     def add_device(self, info: DeviceInfo) -> DeviceId:
-        """Add a device and return its id."""
+        """Add a device and return its id.
+
+        Parameters
+        ----------
+        info : DeviceInfo
+            What is known of it.
+
+        Returns
+        -------
+        DeviceId
+            The next id.
+        """
         self._devices.append(info)
         return DeviceId(len(self._devices) - 1)
 
     def device(self, device: DeviceId) -> DeviceInfo:
-        """What is known of a device."""
+        """What is known of a device.
+
+        Parameters
+        ----------
+        device : DeviceId
+            Of this topology.
+
+        Returns
+        -------
+        DeviceInfo
+            As it was added.
+        """
         self._check(device)
         return self._devices[device]
 
     def add_link(self, a: DeviceId, b: DeviceId, link: Link) -> None:
-        """Link two devices in both directions (one, when both are the same device)."""
+        """Link two devices in both directions (one, when both are the same device).
+
+        Parameters
+        ----------
+        a, b : DeviceId
+            Its ends.
+        link : Link
+            In each direction.
+        """
         self.add_directed_link(a, b, link)
         self.add_directed_link(b, a, link)
 
     def add_directed_link(self, source: DeviceId, target: DeviceId, link: Link) -> None:
-        """Link `source` to `target` only; a second link between the two replaces the first."""
+        """Link `source` to `target` only; a second link between the two replaces the first.
+
+        Parameters
+        ----------
+        source, target : DeviceId
+            Its ends, which must have been added.
+        link : Link
+            What joins them.
+        """
         self._check(source, target)
         self._links.setdefault(source, {})[target] = link
 
     def link(self, source: DeviceId, target: DeviceId) -> Link | None:
-        """The link between two devices itself, None where there is none."""
+        """The link between two devices itself, None where there is none.
+
+        Parameters
+        ----------
+        source, target : DeviceId
+            Its ends.
+
+        Returns
+        -------
+        Link or None
+            Directed; no path of several links.
+        """
         self._check(source, target)
         return self._links.get(source, {}).get(target)
 
     def links(self, source: DeviceId) -> tuple[tuple[DeviceId, Link], ...]:
-        """The links that leave a device, by target id."""
+        """The links that leave a device, by target id.
+
+        Parameters
+        ----------
+        source : DeviceId
+            Where they start.
+
+        Returns
+        -------
+        tuple of (DeviceId, Link)
+            Targets and links.
+        """
         self._check(source)
         return tuple(sorted(self._links.get(source, {}).items()))
 
@@ -238,7 +189,15 @@ class DeviceTopology:
     def bandwidth(self, source: DeviceId, target: DeviceId) -> BytesPerSecond | None:
         """Bandwidth of the narrowest link of the path; None where there is none or it is unknown.
 
-        A device has a bandwidth to itself only where a link to itself was added.
+        Parameters
+        ----------
+        source, target : DeviceId
+            Ends of the path.
+
+        Returns
+        -------
+        BytesPerSecond or None
+            A device has a bandwidth to itself only where a link to itself was added.
         """
         whole = self._end_to_end(source, target)
         return whole.bandwidth if whole else None
@@ -275,15 +234,48 @@ class DeviceTopology:
         return Link(hops[0].interconnect, narrowest.bandwidth, latency)
 
     def devices_of_kind(self, kind: DeviceKind) -> tuple[DeviceId, ...]:
-        """Ids of the devices of one kind, ascending."""
+        """Ids of the devices of one kind, ascending.
+
+        Parameters
+        ----------
+        kind : DeviceKind
+            Which kind.
+
+        Returns
+        -------
+        tuple of DeviceId
+            Empty where there is none.
+        """
         return tuple(i for i in self.device_ids() if self._devices[i].kind == kind)
 
     def total_memory(self, kind: DeviceKind) -> int:
-        """Memory of all devices of one kind, in bytes."""
+        """Memory of all devices of one kind, in bytes.
+
+        Parameters
+        ----------
+        kind : DeviceKind
+            Which kind.
+
+        Returns
+        -------
+        int
+            Bytes; unknown memory counts as 0.
+        """
         return sum(self._devices[i].memory_bytes for i in self.devices_of_kind(kind))
 
     def fastest_peer(self, source: DeviceId) -> tuple[DeviceId, Link] | None:
-        """The other device behind the widest link; ties by latency, then by lowest id."""
+        """The other device behind the widest link; ties by latency, then by lowest id.
+
+        Parameters
+        ----------
+        source : DeviceId
+            Where the links start.
+
+        Returns
+        -------
+        tuple of (DeviceId, Link) or None
+            None where no link leaves it for another device.
+        """
         peers = [(p, link) for p, link in self.links(source) if p != source]
         return min(peers, key=lambda x: (-x[1].width, x[1].latency, x[0]), default=None)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpipar.errors import LayoutError
-from mpipar.topology.devices import DeviceInfo, DeviceKind
+from mpipar.topology.link import DeviceInfo, DeviceKind
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

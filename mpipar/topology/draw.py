@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from mpipar.topology.cluster import Cluster
-from mpipar.topology.devices import DeviceId, DeviceKind, DeviceTopology, Interconnect
+from mpipar.topology.devices import DeviceId, DeviceTopology
+from mpipar.topology.link import DeviceKind, Interconnect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +124,7 @@ def draw_cluster(cluster: Cluster, node: DeviceTopology | None = None, n_shown: 
 
 def _star(cluster: Cluster) -> DeviceTopology:
     """A node's devices, each linked to the one that stands for their switch."""
-    from mpipar.topology.devices import DeviceInfo, Link
+    from mpipar.topology.link import DeviceInfo, Link
 
     first, tier = cluster.nodes[0], cluster.tiers[0]
     topology = DeviceTopology(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpipar.topology.cluster import Cluster, Figure, NodeClass, Origin, Tier
-from mpipar.topology.devices import DeviceKind
+from mpipar.topology.link import DeviceKind
 
 
 def _published(value: float, source: str) -> Figure:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from mpipar.errors import CountOutOfRange
-from mpipar.topology.devices import DeviceId, DeviceTopology, Interconnect
+from mpipar.topology.devices import DeviceId, DeviceTopology
+from mpipar.topology.link import Interconnect
 
 MOST_LANES = 18
 """Most NVLink lanes that a GPU has had: where more show, a switch shares them."""

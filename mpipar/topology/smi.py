@@ -14,14 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mpipar.errors import LayoutError
-from mpipar.topology.devices import (
-    DeviceId,
-    DeviceInfo,
-    DeviceKind,
-    DeviceTopology,
-    Interconnect,
-    Link,
-)
+from mpipar.topology.devices import DeviceId, DeviceTopology
+from mpipar.topology.link import DeviceInfo, DeviceKind, Interconnect, Link
 from mpipar.units import BytesPerSecond
 
 LEGEND: Mapping[str, str] = MappingProxyType(
@@ -73,7 +67,18 @@ class NodeMatrix:
         return tuple(i for i, name in enumerate(self.names) if name.startswith("GPU"))
 
     def nearest_nics(self, gpu: int) -> tuple[int, ...]:
-        """Positions of the NICs with the nearest path class to a GPU: several, or none."""
+        """Positions of the NICs with the nearest path class to a GPU: several, or none.
+
+        Parameters
+        ----------
+        gpu : int
+            Position of the GPU.
+
+        Returns
+        -------
+        tuple of int
+            Ascending.
+        """
         nics = [i for i in range(len(self.names)) if i not in self.gpus]
         ranks = {i: _rank(self.paths[gpu][i]) for i in nics}
         return tuple(i for i in nics if ranks[i] == min(ranks.values()))

@@ -7,7 +7,7 @@ from mpipar.errors import LayoutError
 from mpipar.planner import MODELS, Pricing, make_plan, plan_text, recipe_toml
 from mpipar.planner.configs import Configs
 from mpipar.planner.memory import SINGLE
-from mpipar.planner.plan import not_runnable
+from mpipar.planner.option import not_runnable
 from mpipar.planner.search import ALL
 from mpipar.topology import PRESETS
 from mpipar.train.recipe import load_recipe
