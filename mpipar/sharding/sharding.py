@@ -104,7 +104,13 @@ class Sharding:
         return cls(dims, partial, ReduceOp(op or "sum"))
 
     def without_partial(self) -> Sharding:
-        """The same placements with the reduction carried out."""
+        """The same placements with the reduction carried out.
+
+        Returns
+        -------
+        Sharding
+            Not partial.
+        """
         return Sharding(self.dims)
 
     def __str__(self) -> str:
