@@ -178,9 +178,24 @@ class MPIHost:
         return watched
 
 
-def make_host(
-    node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog
-) -> MPIHost | None:
+def simulated_node(node: MPI.Comm) -> MPI.Comm:
+    """The node itself, or a part of it: ``MPIPAR_NODE_SIZE`` ranks make believe to be a node.
+
+    Parameters
+    ----------
+    node : MPI.Comm
+        The processes of the machine.
+
+    Returns
+    -------
+    MPI.Comm
+        Those that share memory.
+    """
+    size = int(os.environ.get("MPIPAR_NODE_SIZE", "0"))
+    return node.Split(node.rank // size, node.rank) if size else node
+
+
+def make_host(node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog) -> MPIHost | None:
     """Set up the shared memory of a node. Collective over it.
 
     Parameters
@@ -195,11 +210,11 @@ def make_host(
     Returns
     -------
     MPIHost or None
-        None on every process where there is no shared memory, or only one process.
+        None on every process where there is no shared memory.
     """
     n = node.size
     limit = node.allreduce(region_limit(n), MPI.MIN)
-    if n == 1 or limit <= 0:
+    if limit <= 0:
         return None
     memory = Memory.of_node(
         node.rank, n, lambda text: node.bcast(text, 0), lambda k: node.allreduce(k, MPI.MIN), limit

@@ -11,10 +11,11 @@ from mpi4py import MPI
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.board import Board
+from mpipar.comm.hierarchy import HierarchicalCommunicator, placed
 from mpipar.comm.lifecycle import Job, install
 from mpipar.comm.mpi import MPICommunicator
 from mpipar.comm.mpi_groups import Groups, Settings
-from mpipar.comm.mpi_node import make_host
+from mpipar.comm.mpi_node import make_host, simulated_node
 from mpipar.comm.node import NodeCommunicator
 from mpipar.comm.paths import Paths
 from mpipar.comm.placement import limit_threads
@@ -65,14 +66,19 @@ class World:
         install(self.job)
         shared = self.groups.adopt(world, tuple(range(base.size)), "world")
         self.transport = MPICommunicator(shared, self.groups, self.watchdog)
-        self.host = make_host(node, on_node, self.watchdog)
+        near = simulated_node(node)
+        near_ranks = tuple(near.allgather(base.rank))
+        self.nodes: list[int] = base.allgather(near_ranks[0])
+        self.host = make_host(near, near_ranks, self.watchdog) if base.size > 1 else None
+        if not base.allreduce(int(self.host is not None), MPI.MIN):
+            self.host = None
         self.comm = self._over_node(self.transport)
 
     def _over_node(self, transport: MPICommunicator) -> Communicator:
         """The transport, through node memory where all its ranks share some."""
-        if self.host is None or not set(transport.world_ranks) <= set(self.host.node_ranks):
+        if self.host is None:
             return transport
-        return NodeCommunicator.over(transport, self.host, Paths.from_environment())
+        return placed(transport, self.host, self.nodes, Paths.from_environment())
 
     def give_up(self, names: Collection[str], reason: str) -> None:
         """Take groups out of use after calls on them were broken off; the world starts anew.
@@ -89,7 +95,7 @@ class World:
         if not any(ranks == world and p.startswith("world") for ranks, p in self.groups.live):
             purpose = f"world {self.groups.n_made}"
             self.transport.attach(self.groups.adopt(MPI.COMM_WORLD.Dup(), world, purpose))
-            if isinstance(self.comm, NodeCommunicator):
+            if isinstance(self.comm, (NodeCommunicator, HierarchicalCommunicator)):
                 self.comm.renew()
 
     def wrap(self, comm: MPI.Intracomm) -> Communicator:

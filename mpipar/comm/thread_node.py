@@ -12,7 +12,7 @@ from mpipar.comm.arena import Arena, Memory
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
-from mpipar.comm.node import NodeCommunicator
+from mpipar.comm.hierarchy import placed
 from mpipar.comm.node_host import Group
 from mpipar.comm.paths import Paths
 from mpipar.comm.process_memory import probe
@@ -114,4 +114,5 @@ def over_nodes(
     """
     memory = memories[world.rank // node_size]
     host = ThreadHost(memory, world.rank % node_size)
-    return NodeCommunicator.over(world, host, Paths.from_environment())
+    nodes = [rank // node_size for rank in world.ranks]
+    return placed(world, host, nodes, Paths.from_environment())
