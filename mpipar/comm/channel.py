@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TAG = 2**15 + 1
 _MAX_KEYS = 4096
 _CHUNK = 256 * 1024
-_HEADER = 128
+_CLOSED = 8  # word of the reader's line that the producer writes
 
 
 class _End:
@@ -184,7 +184,9 @@ class Sender(_End):
             self._know()
             self._wait(Op.SEND, lambda: int(self._theirs[0]) >= self.n_done)
             self.port.give(self._block)
+            self.port.drop(self._header)
             self._block = -1
+            self._theirs[_CLOSED] = 1  # from here on nothing of the reader's is looked at
         self._told.wait()
 
 
@@ -274,5 +276,9 @@ class Receiver(_End):
         return out
 
     def close(self) -> None:
-        """End this side; everything that was got must have been released."""
+        """Wait until the producer has closed its end; all that was got must be released."""
+        self._know()
+        if self._theirs is not None:
+            self._wait(Op.RECV, lambda: int(self._mine[_CLOSED]) == 1)
+            self.port.drop(self._header)
         self._told.wait()

@@ -18,6 +18,9 @@ class Port:
         """A line for counters of one end, kept until the group is closed; -1 for none."""
         return -1
 
+    def drop(self, offset: int) -> None:
+        """Give a line back."""
+
     def take(self, n_bytes: int) -> int:
         """A block of shared memory; -1 for none."""
         del n_bytes
@@ -95,6 +98,11 @@ class NodePort(Port):
             if ready():
                 return
         self._host.block(self._group, call, ready)
+
+    def drop(self, offset: int) -> None:
+        """Give a line back."""
+        self._headers.remove(offset)
+        self._host.arena.give(offset)
 
     def close(self) -> None:
         """Give the lines back; no peer looks at them any more."""

@@ -52,7 +52,7 @@ def test_a_block_is_freed_once() -> None:
 
 def test_regions_of_ranks_never_meet() -> None:
     memory = Memory.private(3, 16 * MIB)
-    offsets = [[Arena(memory, i).take(5 * MIB) for _ in range(1)][0] for i in range(3)]
+    offsets = [Arena(memory, i).take(5 * MIB) for i in range(3)]
     assert [o // (16 * MIB) for o in offsets] == [0, 1, 2]
 
 
@@ -72,7 +72,7 @@ def test_a_full_file_system_is_told_with_its_reason(monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(room.memory, "back", full)
-    with pytest.raises(CountOutOfRange, match="No space left on device.*64 MiB"):
+    with pytest.raises(CountOutOfRange, match=r"No space left on device.*64 MiB"):
         room.take(MIB)
 
 
