@@ -40,6 +40,7 @@ VERBS: Final = {
     "doctor": ("mpipar.cli.doctor", "what is wrong here: launcher, MPI, devices, threads, Slurm"),
     "schedule": ("mpipar.cli.schedule", "draw, compare and check pipeline schedules"),
     "plan": ("mpipar.cli.plan", "which degrees and schedule to train with, at what price, and why"),
+    "bench": ("mpipar.cli.bench", "collectives against the MPI underneath, in one run"),
     "topo": ("mpipar.cli.topo", "what this node, this job or a described machine looks like"),
 }
 

@@ -1,0 +1,91 @@
+"""``mpipar bench [OP ...]``: collectives against the MPI underneath, in one run."""
+
+from __future__ import annotations
+
+import argparse
+
+from mpipar.bench.report import as_csv, as_json, heading, line, parsed_size
+from mpipar.errors import LaunchError
+
+_SIZES = "8,4K,64K,256K,1M,4M,16M"
+_OPS = ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "send_recv")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``bench``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        The verb's parser.
+    """
+    parser.usage = "mpipar run -n N bench [OP ...] [options]"
+    add = parser.add_argument
+    add("ops", nargs="*", metavar="OP", help=f"of {', '.join(_OPS)}; all by default")
+    add("--sizes", type=_sizes, default=_sizes(_SIZES), help=f"bytes a rank (default {_SIZES})")
+    add("--rounds", type=int, default=7, help="interleaved rounds, at least 5 (default 7)")
+    add("--inputs", choices=("dirty", "clean"), default="dirty",
+        help="whether inputs are rewritten before each call (default dirty)")  # fmt: skip
+    add("--format", choices=("text", "json", "csv"), default="text", help="of the table")
+    add("--gloo", action="store_true", help="also all_reduce by torch gloo, where it is installed")
+    add("--tune", action="store_true",
+        help="measure the ways of ordinary arrays and write the table of this machine")  # fmt: skip
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [parsed_size(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the verb on every rank; the first one prints.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Parsed options.
+
+    Returns
+    -------
+    int
+        0, or 1 if a result was wrong.
+    """
+    unknown = [op for op in arguments.ops if op not in _OPS]
+    if unknown:
+        raise LaunchError(f"bench {unknown[0]}: operations are {', '.join(_OPS)}")
+    from mpipar.comm import init
+
+    comm = init()
+    if comm.size < 2:
+        raise LaunchError("bench measures ranks against each other: mpipar run -n 2 bench")
+    from mpipar.bench.measure import measure
+    from mpipar.bench.raw import Raw
+
+    raw = Raw(comm.mpi)  # type: ignore[attr-defined]
+    if arguments.tune:
+        from mpipar.bench.tune import tune
+
+        text = tune(comm, raw)
+        if comm.rank == 0:
+            print(text)
+        return 0
+    rows, shows = [], comm.rank == 0 and arguments.format == "text"
+    if shows:
+        print(heading())
+    for op in arguments.ops or _OPS:
+        for n_bytes in arguments.sizes:
+            dirty = arguments.inputs == "dirty"
+            found = measure(comm, raw, op, n_bytes, n_rounds=max(5, arguments.rounds), dirty=dirty)
+            if arguments.gloo and op == "all_reduce":
+                from mpipar.bench.gloo import measured
+
+                found += measured(comm, raw, n_bytes, found, max(5, arguments.rounds))
+            rows += found
+            if shows:
+                print("\n".join(map(line, found)))
+    raw.close()
+    if comm.rank == 0 and not shows:
+        print(as_json(rows) if arguments.format == "json" else as_csv(rows), end="")
+    return int(any(row.n_wrong for row in rows))
