@@ -15,7 +15,7 @@ from mpipar.tensor_parallel.founding import (
 from mpipar.tensor_parallel.parameter import ShardedParameter, check_heads
 
 if TYPE_CHECKING:
-    from mpipar.tensor_parallel.linear import ColumnParallel, RowParallel
+    from mpipar.tensor_parallel.linear import ColumnParallel, Linear, RowParallel
     from mpipar.tensor_parallel.operators import (
         AllGatherReduceScatter,
         AllReduceCopy,
@@ -35,6 +35,7 @@ __all__ = [
     "CopyAllReduce",
     "GatherSplit",
     "LayerParallelPlan",
+    "Linear",
     "ReduceScatterAllGather",
     "RowParallel",
     "SequenceParallelNorm",
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 _ACTING = {
-    "linear": ("ColumnParallel", "RowParallel"),
+    "linear": ("ColumnParallel", "Linear", "RowParallel"),
     "operators": (
         "AllGatherReduceScatter",
         "AllReduceCopy",

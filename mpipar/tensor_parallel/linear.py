@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpipar import nn
-from mpipar.comm import Communicator
+from mpipar.comm import Communicator, IdentityCommunicator
 from mpipar.errors import CountOutOfRange, LayoutError
 from mpipar.tensor_parallel.operators import Array, GatherSplit, SplitGather
 from mpipar.tensor_parallel.overlap import gather_product, product_reduce, product_scatter
@@ -158,6 +158,9 @@ class ColumnParallel(_Linear):
         Start of the names ``weight`` and ``bias``.
     segments : tuple of int
         Sizes of fused outputs that are split each for itself, such as gate and up.
+    padded : bool
+        Pad the outputs with zeros to equal shares, as a head does over a vocabulary; else outputs
+        that do not divide are refused.
     gather_output : bool
         Give every rank the whole output.
     sequence_parallel : bool
@@ -187,19 +190,20 @@ class ColumnParallel(_Linear):
         bias: bool = False,
         prefix: str = "",
         segments: tuple[int, ...] = (),
+        padded: bool = False,
         gather_output: bool = False,
         sequence_parallel: bool = False,
         keep_gathered: bool = True,
         n_chunks: int = 1,
     ) -> None:
         super().__init__(comm, prefix, sequence_parallel, n_chunks)
-        if gather_output and len(segments) > 1:
-            raise LayoutError("outputs of several segments are not gathered; gather each by itself")
+        if gather_output and (len(segments) > 1 or padded):
+            raise LayoutError("padded outputs, or those of several segments, are not gathered")
         self.keep_gathered = keep_gathered
         self._output = GatherSplit(comm) if gather_output else None
         shapes = {"weight": (n_out, n_in)} | ({"bias": (n_out,)} if bias else {})
         self.parameters = {
-            prefix + name: ShardedParameter(shape, comm.size, 0, segments)
+            prefix + name: ShardedParameter(shape, comm.size, 0, segments, padded)
             for name, shape in shapes.items()
         }
 
@@ -285,6 +289,23 @@ class ColumnParallel(_Linear):
         """
         grad = saved["grad"] = grad if self._output is None else self._output.backward(grad)
         return self._reduced(grad, partial(nn.linear_backward_input, weight=self._weight(p)))
+
+
+class Linear(ColumnParallel):
+    """The whole linear map on one rank, to compare with.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Its sizes.
+    bias : bool
+        Whether it has a bias.
+    prefix : str
+        Start of the names ``weight`` and ``bias``.
+    """
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool = False, prefix: str = "") -> None:
+        super().__init__(IdentityCommunicator(), n_in, n_out, bias=bias, prefix=prefix)
 
 
 class RowParallel(_Linear):

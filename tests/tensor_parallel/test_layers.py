@@ -23,6 +23,7 @@ from mpipar.errors import (
 )
 from mpipar.tensor_parallel import (
     ColumnParallel,
+    Linear,
     RowParallel,
     SequenceParallelNorm,
     VocabParallelCrossEntropy,
@@ -106,6 +107,7 @@ def test_gathered_output_and_split_input(comm):
     x, grad = normal(3, B, S, H), normal(4, B, S, F)
     expected = reference(x, whole["weight"], whole["bias"], grad)
     for layer in (
+        Linear(H, F, bias=True),
         ColumnParallel(comm, H, F, bias=True, gather_output=True),
         RowParallel(comm, H, F, bias=True, split_input=True),
     ):
