@@ -14,7 +14,7 @@ import numpy as np
 from mpipar import nn
 from mpipar.comm import Communicator
 from mpipar.errors import EmptyInput
-from mpipar.tensor_parallel.linear import ParallelLayer, Parameters, Saved
+from mpipar.tensor_parallel.layer import ParallelLayer, Parameters, Saved
 from mpipar.tensor_parallel.operators import Array
 from mpipar.tensor_parallel.parameter import ShardedParameter
 

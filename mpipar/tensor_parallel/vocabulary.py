@@ -15,7 +15,7 @@ from mpipar.comm import Communicator, ReduceOp
 from mpipar.errors import OutOfRange
 from mpipar.nn.array import as_rows, row_chunks
 from mpipar.nn.checks import check_floating, check_indices, check_shape
-from mpipar.tensor_parallel.linear import ParallelLayer, Parameters, Saved
+from mpipar.tensor_parallel.layer import ParallelLayer, Parameters, Saved
 from mpipar.tensor_parallel.operators import Array
 from mpipar.tensor_parallel.overlap import product_reduce, product_scatter
 from mpipar.tensor_parallel.parameter import ShardedParameter
