@@ -44,6 +44,19 @@ def test_every_axis_and_every_merged_axes(degrees, order):
     ThreadWorld(math.prod(degrees)).run(check_all_groups, named, tuple(order))
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_groups_on_any_transport_and_closing_frees_them(comm):
+    groups = getattr(comm, "_groups", None)  # the MPI's own communicators, counted
+    before = len(groups.live) if groups else 0
+    shapes = {4: [(2, 2, 1, 1), (1, 2, 1, 2), (1, 1, 4, 1)]}.get(comm.size, [(1, comm.size, 1, 1)])
+    for degrees in shapes:
+        named = dict(zip(AXES, degrees, strict=True))
+        for order in (AXES, AXES[::-1]):
+            check_all_groups(comm, named, order)
+            comm.barrier()
+            assert (len(groups.live) if groups else 0) == before
+
+
 def test_a_mesh_passes_on_how_sums_are_made():
     def body(comm):
         comm.deterministic = True
