@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from mpipar.bench.methods import (
 from mpipar.bench.raw import Raw
 from mpipar.comm.base import Communicator
 
-_BUS = {  # bytes on the bus for each byte of the algorithm, as nccl-tests count them
+# Bytes on the bus for each byte of the algorithm, as nccl-tests count them.
+_BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -115,13 +117,14 @@ def measure(
     wrong = [_n_wrong(method, op, raw, n, fresh) for method in methods]
     for _ in range(2):  # calls on the same arrays are planned at their second sight
         for method in methods:
-            for call in method.calls:
+            for x, call in zip(method.inputs, method.calls, strict=True):
+                x[...] = fresh
                 call()
     raw.barrier()
     times: list[list[float]] = [[] for _ in methods]
     for turn in range(n_rounds + 1):
         for method, kept in zip(methods, times, strict=True):
-            seconds = _one_round(method, raw, turn, fresh, dirty, n_bytes)
+            seconds = one_round(method, raw, turn, fresh, dirty, n_bytes)
             kept += seconds if turn else []
     for method in methods:
         method.free()
@@ -133,16 +136,38 @@ def _copying(n: int) -> Method:
     sets = range(n_sets(4 * n))
     xs = [np.empty(n, np.float32) for _ in sets]
     out = [np.empty(n, np.float32) for _ in sets]
-    calls = [lambda a=a, b=b: (np.copyto(b, a), None)[1] for a, b in zip(xs, out, strict=True)]
-    return Method("memory bound", xs, calls, lambda: None)  # type: ignore[arg-type]
+    calls = [partial(np.copyto, b, a) for a, b in zip(xs, out, strict=True)]
+    return Method("memory bound", xs, calls, lambda: None, [None] * len(xs))
 
 
-def _one_round(
+def one_round(
     method: Method, raw: Raw, turn: int, fresh: Any, dirty: bool, n_bytes: int
 ) -> list[float]:
-    """Seconds of some calls: one by one, or small ones in a batch."""
+    """Seconds of some calls: one by one, or small ones in a batch. Collective.
+
+    Parameters
+    ----------
+    method : Method
+        What is called.
+    raw : Raw
+        For the barrier before each timed call.
+    turn : int
+        Number of the round, by which the buffers rotate.
+    fresh : ndarray
+        What inputs are rewritten with.
+    dirty : bool
+        Whether they are.
+    n_bytes : int
+        Of one rank's input.
+
+    Returns
+    -------
+    list of float
+        Of this rank.
+    """
     if n_bytes <= SMALL:
         call = method.calls[0]
+        method.inputs[0][...] = fresh  # sums in place grow: 100 doublings stay finite
         raw.barrier()
         start = time.perf_counter()
         for _ in range(100):
@@ -156,7 +181,8 @@ def _one_round(
             method.inputs[index][...] = fresh
         raw.barrier()
         start = time.perf_counter()
-        _read(method.calls[index]())
+        result = method.calls[index]()
+        _read(result if method.results is None else method.results[index])
         seconds.append(time.perf_counter() - start)
     return seconds
 
@@ -172,10 +198,12 @@ def _read(result: Any) -> None:
 def _n_wrong(method: Method, op: str, raw: Raw, n: int, fresh: Any) -> int:
     """Wrong elements of a first call with each set of buffers."""
     want, n_wrong = expected(op, raw.rank, raw.size, n), 0
-    for x, call in zip(method.inputs, method.calls, strict=True):
+    for i, (x, call) in enumerate(zip(method.inputs, method.calls, strict=True)):
         x[...] = fresh
         raw.barrier()
         result = call()
+        if method.results is not None:
+            result = method.results[i]
         if result is not None and want is not None and method.name != "in the slot":
             got = np.concatenate(result) if isinstance(result, list) else result
             n_wrong += int((got != want).sum())
@@ -195,7 +223,7 @@ def _rows(
     slowest = [raw.slowest(kept) for kept in times]
     medians = [float(np.median(t)) for t in slowest]
     names = [method.name for method in methods]
-    same_form = {name: medians[0] for name in names}
+    same_form = dict.fromkeys(names, medians[0])
     if "raw in place" in names:
         same_form |= {n: medians[names.index("raw in place")] for n in names if "in place" in n}
     n_bytes = 4 * n * (comm.size if op == "all_gather" else 1)
@@ -203,9 +231,11 @@ def _rows(
     for method, t, median, n_wrong in zip(methods, slowest, medians, wrong, strict=True):
         if method.name == "memory bound":
             continue
-        low, high = np.percentile(t, [25, 75])
+        low, high = (float(v) for v in np.percentile(t, [25, 75]))
+        ratio, speed = same_form[method.name] / median, n_bytes / median
+        bus = speed * _BUS[op](comm.size)
         rows.append(
-            Row(op, method.name, n_bytes, n, median, float(low), float(high), same_form[method.name] / median,
-                n_bytes / median, n_bytes / median * _BUS[op](comm.size), n_wrong, medians[-1])
+            Row(op, method.name, n_bytes, n, median, low, high, ratio, speed, bus, n_wrong,
+                medians[-1])
         )  # fmt: skip
     return rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from mpipar.bench.raw import Raw
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array
+from mpipar.comm.channel import Receiver, Sender
 
 OPS = ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "send_recv")
 FORMS = {
@@ -42,16 +44,19 @@ class Method:
         Shown.
     inputs : list of ndarray
         One a set; rewritten before each timed call where inputs are dirty.
-    calls : list of callable
-        One a set; return the array, or the arrays, of the result.
+    calls : sequence of callable
+        One a set; return the array, or the arrays, of the result, where `results` does not.
     free : callable
         Gives buffers back. Collective.
+    results : sequence of ndarray or None, optional
+        Where the result of each set lies; None for a method without one.
     """
 
     name: str
     inputs: list[Array]
-    calls: list[Callable[[], Any]]
+    calls: Sequence[Callable[[], Any]]
     free: Callable[[], None]
+    results: Sequence[Array | None] | None = None
 
 
 def pattern(rank: int, n: int) -> Array:
@@ -88,10 +93,9 @@ def expected(op: str, rank: int, size: int, n: int) -> Array | None:
     rows = [pattern(r, n) for r in range(size)]
     block = n // size
     mine = slice(rank * block, (rank + 1) * block)
-    if op == "all_reduce":
-        return np.sum(rows, 0)
-    if op == "reduce_scatter":
-        return np.sum(rows, 0)[mine]
+    total: Array = np.sum(rows, 0)
+    if op in ("all_reduce", "reduce_scatter"):
+        return total if op == "all_reduce" else total[mine]
     if op == "all_gather":
         return np.concatenate(rows)
     if op == "all_to_all":
@@ -160,7 +164,9 @@ def raw_method(raw: Raw, op: str, n: int, in_place: bool = False) -> Method:
     outs = [np.empty(0 if in_place else output_size(op, raw.size, n), np.float32) for _ in sets]
     pairs = zip(xs, outs, strict=True)
     calls = [raw.in_place(x) if in_place else raw.call(op, x, out) for x, out in pairs]
-    return Method("raw in place" if in_place else "raw", xs, calls, lambda: None)
+    takes = op == "broadcast" or in_place or (op == "send_recv" and raw.rank != 1)
+    name = "raw in place" if in_place else "raw"
+    return Method(name, xs, calls, lambda: None, xs if takes else outs)
 
 
 def our_method(comm: Communicator, op: str, form: str, n: int) -> Method:
@@ -224,32 +230,30 @@ def _channel(comm: Communicator, form: str, n: int) -> Method:
     """From rank 0 to rank 1; "in the slot" the sender has computed into it before it sends."""
     sets = range(n_sets(4 * n))
     xs = [np.empty(n, np.float32) for _ in sets]
-    in_slot = form == "in the slot"
+    in_slot, n_slots = form == "in the slot", max(2, len(sets))
+    calls: list[Callable[[], Any]]
     if comm.rank == 0:
-        sender = comm.channel_to(1, n, n_slots=max(2, len(sets)))
-        if in_slot:
-            calls = [lambda: (sender.acquire(), sender.commit())[0]] * len(sets)
-        else:
-            calls = [lambda x=x: (sender.send(x), x)[1] for x in xs]  # type: ignore[misc]
+        sender = comm.channel_to(1, n, n_slots=n_slots)
+        calls = [partial(_filled, sender, x, in_slot) for x in xs]
         return Method(form, xs, calls, sender.close)
     if comm.rank > 1:
-        return Method(form, xs, [lambda: xs[0]] * len(sets), lambda: None)
-    receiver = comm.channel_from(0, n, n_slots=max(2, len(sets)))
-    if in_slot:
-        calls = [_Taken(receiver)] * len(sets)  # type: ignore[list-item]
-    else:
-        calls = [lambda x=x: receiver.recv(x) for x in xs]  # type: ignore[misc]
+        return Method(form, xs, [partial(np.ravel, x) for x in xs], lambda: None)
+    receiver = comm.channel_from(0, n, n_slots=n_slots)
+    calls = [partial(_taken, receiver) if in_slot else partial(receiver.recv, x) for x in xs]
     return Method(form, xs, calls, receiver.close)
 
 
-class _Taken:
-    """Reads an array where it lies; what was read before is released first."""
+def _filled(sender: Sender, x: Array, in_slot: bool) -> Array:
+    if not in_slot:
+        sender.send(x)
+        return x
+    slot = sender.acquire()
+    sender.commit()
+    return slot
 
-    def __init__(self, receiver: Any) -> None:
-        self._receiver, self._held = receiver, False
 
-    def __call__(self) -> Any:
-        view = self._receiver.get()
-        view.flags.writeable = True
-        self._receiver.release()
-        return view
+def _taken(receiver: Receiver) -> Array:
+    """An array where it lies; released before it is read, since no slot is used again so soon."""
+    view = receiver.get()
+    receiver.release()
+    return view

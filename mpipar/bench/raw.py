@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from mpi4py import MPI
 
 from mpipar.comm.call import Array
 
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 
 
 class Raw:
@@ -65,29 +66,27 @@ class Raw:
         Returns
         -------
         callable
-            Makes the call and returns where its result lies.
+            The MPI's own method with its arguments.
         """
         comm = self.comm
-        if op == "all_reduce":
-            return lambda: (comm.Allreduce(x, out), out)[1]
-        if op == "reduce_scatter":
-            return lambda: (comm.Reduce_scatter_block(x, out), out)[1]
-        if op == "all_gather":
-            return lambda: (comm.Allgather(x, out), out)[1]
-        if op == "all_to_all":
-            return lambda: (comm.Alltoall(x, out), out)[1]
         if op == "broadcast":
-            return lambda: (comm.Bcast(x, 0), x)[1]
-        return self._send_recv(x, out)
+            return partial(comm.Bcast, x, 0)
+        if op == "send_recv":
+            return self._send_recv(x, out)
+        verbs: dict[str, Call] = {
+            "all_reduce": comm.Allreduce,
+            "reduce_scatter": comm.Reduce_scatter_block,
+            "all_gather": comm.Allgather,
+            "all_to_all": comm.Alltoall,
+        }
+        return partial(verbs[op], x, out)
 
     def in_place(self, x: Array) -> Call:
         """An all-reduce over its own input, the faster form where memory is short."""
-        return lambda: (self.comm.Allreduce(MPI.IN_PLACE, x), x)[1]
+        return partial(self.comm.Allreduce, MPI.IN_PLACE, x)
 
     def _send_recv(self, x: Array, out: Array) -> Call:
         """From rank 0 to rank 1; the others do nothing."""
         if self.rank == 0:
-            return lambda: (self.comm.Send(x, 1), x)[1]
-        if self.rank == 1:
-            return lambda: (self.comm.Recv(out, 0), out)[1]
-        return lambda: x
+            return partial(self.comm.Send, x, 1)
+        return partial(self.comm.Recv, out, 0) if self.rank == 1 else partial(len, x)

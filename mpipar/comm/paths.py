@@ -8,7 +8,11 @@ kernel (``copy``), or are left to the transport (``mpi``).
 from __future__ import annotations
 
 import os
+import platform
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mpipar.comm.call import Call, Op
 from mpipar.comm.flags import SLOT_BYTES
@@ -19,6 +23,8 @@ Steps = tuple[tuple[int, str], ...]
 """Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 
 _DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES + 1, "stage"))
+SMALLEST = SLOT_BYTES
+"""Bytes of the largest small message."""
 
 
 @dataclass
@@ -46,8 +52,13 @@ class Paths:
         self.fingerprint = f"{self.forced or 'table'} {self.chunk} {rows}"
 
     @classmethod
-    def from_environment(cls) -> Paths:
-        """The shipped table, changed by ``MPIPAR_ALGORITHM`` and ``MPIPAR_CHUNK_BYTES``.
+    def from_environment(cls, n_ranks: int) -> Paths:
+        """The measured or the shipped table, with ``MPIPAR_ALGORITHM`` and ``MPIPAR_CHUNK_BYTES``.
+
+        Parameters
+        ----------
+        n_ranks : int
+            Ranks on this node: a measured table is for one number of them.
 
         Returns
         -------
@@ -55,7 +66,8 @@ class Paths:
             Of this process; the same settings are needed on every rank.
         """
         get = os.environ.get
-        return cls({}, get("MPIPAR_ALGORITHM", ""), int(get("MPIPAR_CHUNK_BYTES", 256 * 1024)))
+        chunk = int(get("MPIPAR_CHUNK_BYTES", 256 * 1024))
+        return cls(_measured(n_ranks), get("MPIPAR_ALGORITHM", ""), chunk)
 
     def choose(self, call: Call) -> str:
         """How a call begins, alike on every rank.
@@ -115,6 +127,56 @@ class Paths:
             A multiple of 64.
         """
         return max(64, min(self.chunk, 4 * 2**20 // n)) // 64 * 64
+
+
+def table_file() -> Path:
+    """Where the measured table of this machine lies: ``MPIPAR_PATHS``, or the user's cache folder.
+
+    Returns
+    -------
+    Path
+        Of a TOML file, which may be missing.
+    """
+    chosen = os.environ.get("MPIPAR_PATHS")
+    if chosen is not None:
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "mpipar" / f"paths-{platform.node() or 'here'}.toml"
+
+
+def as_toml(table: Mapping[str, Steps], n_ranks: int) -> str:
+    """A table as text.
+
+    Parameters
+    ----------
+    table : mapping
+        Steps by name of the operation.
+    n_ranks : int
+        For which it was measured.
+
+    Returns
+    -------
+    str
+        TOML.
+    """
+    rows = [f"n_ranks = {n_ranks}", "", "[steps]  # bytes from which on each way is taken"]
+    for op, steps in table.items():
+        rows.append(f"{op} = [{', '.join(f'[{start}, {way!r}]' for start, way in steps)}]")
+    return "\n".join(rows) + "\n"
+
+
+def _measured(n_ranks: int) -> dict[Op, Steps]:
+    """The measured table, if there is one for this number of ranks."""
+    try:
+        found = tomllib.loads(table_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    if found.get("n_ranks") != n_ranks:
+        return {}
+    return {
+        Op(name): tuple((int(start), str(way)) for start, way in steps)
+        for name, steps in found.get("steps", {}).items()
+    }
 
 
 def _sizes(call: Call) -> tuple[int, int]:

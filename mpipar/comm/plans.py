@@ -17,7 +17,7 @@ from mpipar.comm.call import Array, Call, Op, ReduceOp
 from mpipar.comm.flags import SLOT_BYTES
 from mpipar.comm.meeting import Script
 
-_MAX_PLANS = 1024
+_MAX_PLANS = 4096
 
 
 class Plan:
@@ -100,7 +100,7 @@ class Plans:
     def keep(self, key: tuple[Any, ...], plan: Plan) -> None:
         """Remember a plan."""
         if len(self.known) >= _MAX_PLANS:
-            self.known.clear()
+            self.known.pop(next(iter(self.known)))
         self.known[key] = plan
 
 

@@ -115,4 +115,4 @@ def over_nodes(
     memory = memories[world.rank // node_size]
     host = ThreadHost(memory, world.rank % node_size)
     nodes = [rank // node_size for rank in world.ranks]
-    return placed(world, host, nodes, Paths.from_environment())
+    return placed(world, host, nodes, Paths.from_environment(node_size))
