@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpipar.bench.measure import one_round
+from mpipar.bench.measure import one_round, warm_up
 from mpipar.bench.methods import Method, our_method, pattern
 from mpipar.bench.raw import Raw
 from mpipar.comm.base import Communicator
@@ -66,6 +66,7 @@ def _times(groups: dict[str, Communicator], raw: Raw, op: str, n_bytes: int) -> 
     fresh = pattern(raw.rank, n)
     ways = [w for w in groups if w != "flags" or 4 * n <= SMALLEST]
     methods: list[Method] = [our_method(groups[w], op, "ordinary", n) for w in ways]
+    warm_up(methods, fresh)
     kept: list[list[float]] = [[] for _ in ways]
     for turn in range(8):
         for method, seconds in zip(methods, kept, strict=True):

@@ -23,6 +23,7 @@ Steps = tuple[tuple[int, str], ...]
 """Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 
 _DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES + 1, "stage"))
+_SHIPPED: dict[Op, Steps] = {Op.ALL_TO_ALL: (*_DEFAULT, (2**21, "copy"))}
 SMALLEST = SLOT_BYTES
 """Bytes of the largest small message."""
 
@@ -108,7 +109,7 @@ class Paths:
 
     def _found(self, op: Op, n_bytes: int) -> str:
         found = "flags"
-        for start, name in self.table.get(op, _DEFAULT):
+        for start, name in self.table.get(op) or _SHIPPED.get(op, _DEFAULT):
             if n_bytes >= start:
                 found = name
         return found
