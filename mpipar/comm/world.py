@@ -31,6 +31,8 @@ def _start() -> World | IdentityCommunicator:
         from mpipar.comm.mpi_groups import Settings
         from mpipar.comm.mpi_world import start
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, ImportError) and str(error.name).startswith("mpipar"):
+            raise  # a fault of ours, not a missing MPI
         launched = detect(os.environ)
         if launched is not None and (launched.size or 1) > 1:
             raise LaunchError(

@@ -150,6 +150,20 @@ def comm(request: pytest.FixtureRequest, mpipar_ranks: int) -> Any:
     return job.communicator(request.node, mpipar_ranks)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let laws take `comm`: each example has ranks of its own, so nothing is shared."""
+    law = getattr(item, "obj", None)
+    if takes_comm(item) and hasattr(law, "hypothesis"):
+        from hypothesis import HealthCheck, settings
+
+        name = "_hypothesis_internal_use_settings"
+        import mpipar.comm.threads  # noqa: F401 - not in the time of the first example
+
+        old: Any = getattr(law, name, None) or settings.default
+        checks = {*old.suppress_health_check, HealthCheck.function_scoped_fixture}
+        setattr(law, name, settings(old, suppress_health_check=tuple(checks)))
+
+
 class Outside:
     """What `comm` is in a plain run before the body has been entered on each rank.
 
@@ -163,7 +177,7 @@ class Outside:
         self.__dict__["n_ranks"] = n_ranks
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(
+        raise AttributeError(
             f"comm.{name} was used outside the test's body: in a plain run each rank is a thread "
             "that runs the body only; use `comm` there, in a function that the body calls"
         )

@@ -134,7 +134,7 @@ def test_two_threads_in_one_communicator_are_refused(group: Any) -> None:
     thread = threading.Thread(target=lambda: results.append(group.all_reduce(np.full(3, 2.0))))
     thread.start()
     assert entered.wait(10)
-    with pytest.raises(RankFailed, match="two threads call .* at the same time"):
+    with pytest.raises(RankFailed, match=r"two threads call .* at the same time"):
         group.all_reduce(np.ones(3))
     leave.set()
     thread.join(20)
