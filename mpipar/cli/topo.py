@@ -33,6 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--smi", metavar="FILE", help="read a text of `nvidia-smi topo -m` instead of asking")
     add("--switches", metavar="FILE", help="read Slurm's topology.conf")
     add("--plot", metavar="FILE", help="save a picture: png, svg or pdf (plot extra)")
+    add("--measure", nargs="?", const="cluster.toml", metavar="FILE",
+        help="under a launcher: measure latency and bandwidth between every two ranks, and save "
+        "them for `mpipar plan --cluster FILE` (default: cluster.toml)")  # fmt: skip
     add("--format", choices=("text", "json", "toml"), default="text", help="toml: a cluster file")
 
 
@@ -49,6 +52,10 @@ def main(arguments: argparse.Namespace) -> int:
     int
         0, or 1 where there is nothing to draw.
     """
+    if arguments.measure:
+        from mpipar.cli.measure import measure_job
+
+        return measure_job(arguments.measure)
     cluster = load_cluster(arguments.cluster) if arguments.cluster else None
     matrix = None if cluster and not arguments.smi else _matrix(arguments.smi)
     if arguments.format == "toml":

@@ -81,13 +81,15 @@ class CostFit:
         return LinkCost(self.constant_s / max(rounds, 1), self.per_byte_s / max(sent, 1e-30))
 
 
-def fit_cost(points: Iterable[tuple[float, float]]) -> CostFit:
+def fit_cost(points: Iterable[tuple[float, float]], with_root: bool = True) -> CostFit:
     """Fit times to sizes with relative weights.
 
     Parameters
     ----------
     points : iterable of (float, float)
         Bytes and seconds; at least three distinct sizes.
+    with_root : bool
+        Whether the square-root term may be used.
 
     Returns
     -------
@@ -109,7 +111,7 @@ def fit_cost(points: Iterable[tuple[float, float]]) -> CostFit:
     if not (table > 0).all():
         raise OutOfRange("sizes and times of a fit", "above 0", float(table.min()))
     fits = []
-    for root in (False, True)[: 1 + (n_sizes > 3)]:
+    for root in (False, True)[: 1 + (with_root and n_sizes > 3)]:
         parts = _solve(sizes, times, root)
         error = float(np.abs(_terms(sizes, root) @ parts / times - 1).mean())
         fits.append((_left_out(sizes, times, root), error, (*parts.tolist(), 0.0)[:3]))
