@@ -231,6 +231,11 @@ def table(figures: dict[str, Any], folder: Any) -> str:
         ("time", f"{figures['seconds']:.1f} s"),
         ("run folder", str(folder)),
     ]
+    if predicted := figures.get("predicted step s"):
+        measured = figures["step s"]
+        off = f"{measured / predicted - 1:+.0%}"
+        both = f"{predicted:.4g} s predicted, {measured:.4g} s measured ({off})"
+        rows.insert(-2, ("time a step", both))
     width = max(len(name) for name, _ in rows)
     rule = "-" * (width + 2 + max(len(value) for _, value in rows))
     return "\n".join([rule, *(f"{name:<{width}}  {value}" for name, value in rows), rule])

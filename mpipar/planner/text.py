@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ def recipe_toml(plan: Plan) -> str:
     Returns
     -------
     str
-        TOML with the sections model, mesh and train.
+        TOML with the sections model, mesh, train and plan (the predicted step).
 
     Raises
     ------
@@ -143,5 +144,9 @@ def recipe_toml(plan: Plan) -> str:
         f"batch = {plan.batch}",
         f"microbatches = {row['n_micro']}",
         f'schedule = "{schedule}"',
+        "",
+        "[plan]",
+        f"step_s = {float(plan.options[0].seconds)!r}",
+        f"cluster = {json.dumps(plan.cluster, ensure_ascii=False)}",
     ]
     return "\n".join(lines) + "\n"

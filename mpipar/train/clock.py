@@ -119,6 +119,7 @@ class Clock:
         """
         trainer = self._trainer
         peak = trainer.comm.all_gather(np.array([peak_bytes()], np.int64))
+        timed = time.perf_counter() - self._start - self._paused
         return {
             "steps": trainer.step,
             "ranks": trainer.comm.size,
@@ -127,6 +128,8 @@ class Clock:
             "bigram entropy": trainer.corpus.bigram_entropy,
             "largest peak GiB": float(peak.max()) / 2**30,
             "seconds": time.perf_counter() - self._start,
+            "step s": timed / max(trainer.step - self._first, 1),
+            "predicted step s": trainer.recipe.plan.step_s,
             **self.figures(),
         }
 

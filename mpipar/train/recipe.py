@@ -165,6 +165,26 @@ class RunRecipe:
         _at_least(self, 1, "held_out_sequences")
 
 
+@dataclass(frozen=True)
+class PlanRecipe:
+    """What `mpipar plan` foretold; shown beside what the run measures, and changes nothing.
+
+    Parameters
+    ----------
+    step_s : float
+        Predicted seconds of a step; 0 means that nothing was predicted.
+    cluster : str
+        Machine that was planned for.
+    """
+
+    step_s: float = 0.0
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        _at_least(self, 0, "step_s")
+
+
 def _gpt() -> ModelConfig:
     return GPTConfig(n_layers=4, width=128, n_heads=4, sequence=128)
 
@@ -184,7 +204,7 @@ class Recipe:
     ----------
     model : ModelConfig
         Shape of the model; its kind decides which other keys there are.
-    data, train, mesh, run
+    data, train, mesh, run, plan
         The other sections.
     """
 
@@ -193,6 +213,7 @@ class Recipe:
     train: TrainRecipe = TrainRecipe()
     mesh: MeshRecipe = MeshRecipe()
     run: RunRecipe = RunRecipe()
+    plan: PlanRecipe = PlanRecipe()
 
 
 def load_recipe(

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from mpipar.cli.main import main
+from mpipar.cli.train import table
 
 
 def run(capsys, *words):
@@ -69,3 +70,15 @@ def test_topo_describes_this_node_and_a_text(capsys, tmp_path, monkeypatch):
     assert picture.stat().st_size > 1000
     code, out, _ = run(capsys, "topo", "--cluster", "frontier", "--format", "json")
     assert json.loads(out)["tiers.node.gb_s"]["origin"] == "published"
+
+
+def test_a_run_shows_what_was_predicted_beside_what_it_measured():
+    names = ("training loss", "bigram entropy", "tokens_per_s", "communication_share")
+    names += ("largest peak GiB", "seconds")
+    figures = {"steps": 3, "ranks": 2, "parameters": 10, **dict.fromkeys(names, 1.0)}
+    measured = {"step s": 0.5, "predicted step s": 0.4}
+    lines = table(figures | measured, "here").splitlines()
+    assert [line for line in lines if line.startswith("time a step")] == [
+        "time a step                 0.4 s predicted, 0.5 s measured (+25%)"
+    ]
+    assert "predicted" not in table(figures | measured | {"predicted step s": 0.0}, "here")

@@ -46,6 +46,7 @@ def test_the_recipe_is_one_that_train_reads(laptop, tmp_path):
     assert recipe.train.batch == 16
     assert recipe.train.microbatches == row["n_micro"]
     assert recipe.model.width == 256
+    assert (recipe.plan.step_s, recipe.plan.cluster) == (laptop.options[0].seconds, "laptop")
 
 
 def test_a_plan_is_plain_values(laptop):
