@@ -132,8 +132,9 @@ def measured_cluster(
         latency = max((f.constant_s * 1e6 for f in fits), default=0.0)
         worst = max((f.left_out_error for f in fits), default=0.0)
         how = f"ping-pong, {len(fits)} pairs one at a time, left-out error to {worst:.0%}"
-        bandwidth, delay = (Figure(x, Origin.MEASURED, how) for x in (gb_s, latency))
-        whole = Figure(1.0, Origin.MEASURED, "included in the bandwidth")
+        origin = Origin.MEASURED if fits else Origin.ASSUMED
+        bandwidth, delay = (Figure(x, origin, how) for x in (gb_s, latency))
+        whole = Figure(1.0, origin, "included in the bandwidth")
         return Tier(name, n_devices, bandwidth, delay, whole)
 
     tiers = [tier("node", local, True)]

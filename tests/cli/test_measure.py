@@ -46,6 +46,12 @@ def test_the_slowest_pair_decides_and_the_file_reads_back():
     assert "x" not in {cluster.name, *(n.name for n in cluster.nodes)}
 
 
+def test_with_one_rank_a_node_the_inside_of_a_node_is_not_called_measured():
+    node, machine = measured_cluster({(0, 1): line(20, 1.5)}, ["x", "y"], OWN).tiers
+    assert (node.n_devices, node.gb_s.origin) == (1, Origin.ASSUMED)
+    assert (machine.n_devices, machine.gb_s.origin) == (2, Origin.MEASURED)
+
+
 def test_unequal_nodes_are_refused():
     with pytest.raises(LayoutError, match=r"\[1, 2\] ranks"):
         measured_cluster({}, ["x", "x", "y"], OWN)
