@@ -1,4 +1,6 @@
-"""The peer of `train_job.py`: the same GPT in PyTorch, DistributedDataParallel over gloo.
+"""The peer of `train_job.py` and `pipeline_job.py`: the same GPT in PyTorch over gloo.
+
+DistributedDataParallel, or the 1F1B schedule of torch.distributed.pipelining.
 
     torchrun --nproc-per-node 2 benchmarks/torch_peer.py --steps 12
 
@@ -39,16 +41,10 @@ def make_step(config: GPTConfig, batch: int, lr: float) -> Callable[[], float]:
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     model = torch.nn.parallel.DistributedDataParallel(TorchGPT(config))
     optimizer = torch.optim.AdamW(model.parameters(), lr)
-    source = Path(torch.__file__).parent / "functional.py"
-    text = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.uint8).long()
-    generator = torch.Generator().manual_seed(1 + rank)
+    draw = sampler(config, batch // n_ranks, 1 + rank)
 
     def step() -> float:
-        places = torch.randint(
-            len(text) - config.sequence - 1, (batch // n_ranks,), generator=generator
-        )
-        rows = torch.stack([text[i : i + config.sequence + 1] for i in places])
-        x, y = rows[:, :-1], rows[:, 1:]
+        x, y = draw()
         distributed.barrier()
         start = time.perf_counter()
         optimizer.zero_grad()
@@ -57,6 +53,75 @@ def make_step(config: GPTConfig, batch: int, lr: float) -> Callable[[], float]:
             logits.reshape(-1, config.vocabulary), y.reshape(-1)
         )
         loss.backward()
+        optimizer.step()
+        return time.perf_counter() - start
+
+    return step
+
+
+def sampler(config: GPTConfig, n_rows: int, seed: int) -> Callable[[], list[torch.Tensor]]:
+    """Rows of a text, and the bytes that follow each place."""
+    source = Path(torch.__file__).parent / "functional.py"
+    text = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> list[torch.Tensor]:
+        places = torch.randint(len(text) - config.sequence - 1, (n_rows,), generator=generator)
+        rows = torch.stack([text[i : i + config.sequence + 1] for i in places])
+        return [rows[:, :-1], rows[:, 1:]]
+
+    return draw
+
+
+class TorchStage(torch.nn.Module):
+    """An equal share of the blocks, the embeddings before the first, the head after the last."""
+
+    def __init__(self, config: GPTConfig, rank: int, n_ranks: int) -> None:
+        super().__init__()
+        whole, n = TorchGPT(config), config.n_layers // n_ranks
+        self.blocks = whole.blocks[rank * n : (rank + 1) * n]
+        self.tok, self.pos = (whole.tok, whole.pos) if rank == 0 else (None, None)
+        self.ln, self.head = (whole.ln, whole.head) if rank == n_ranks - 1 else (None, None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.tok is not None and self.pos is not None:
+            x = self.tok(x) + self.pos(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return x if self.head is None else self.head(self.ln(x))
+
+
+def make_pipeline_step(
+    config: GPTConfig, batch: int, n_microbatches: int, lr: float
+) -> Callable[[], float]:
+    """One training step of this rank's stage under 1F1B."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
+    model = TorchStage(config, rank, n_ranks)
+
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        flat = logits.reshape(-1, config.vocabulary)
+        return torch.nn.functional.cross_entropy(flat, y.reshape(-1))
+
+    stage = PipelineStage(model, rank, n_ranks, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches, loss_fn=loss)
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    draw = sampler(config, batch, 1)
+
+    def step() -> float:
+        x, y = draw()
+        distributed.barrier()
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(x)
+        elif rank == n_ranks - 1:
+            schedule.step(target=y, losses=[])
+        else:
+            schedule.step()
         optimizer.step()
         return time.perf_counter() - start
 

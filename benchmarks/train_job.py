@@ -42,9 +42,9 @@ RECIPE = Recipe(
 Step = Callable[[], float]
 
 
-def our_step(comm: Communicator) -> Step:
+def our_step(comm: Communicator, recipe: Recipe = RECIPE) -> Step:
     """The trainer's step, after a barrier."""
-    trainer = Trainer(comm, RECIPE)
+    trainer = Trainer(comm, recipe)
 
     def step() -> float:
         comm.barrier()
@@ -61,16 +61,18 @@ def spread(values: list[float], form: str) -> str:
     return f"{middle:{form}} ({low:{form}} .. {high:{form}})"
 
 
-def compare(comm: Communicator, n_rounds: int, n_steps: int, port: int) -> None:
-    """Alternate both sides; rank 0 prints rates and their ratio by round."""
-    steps = {"mpipar": our_step(comm)}
+def peer_step(comm: Communicator, port: int, maker: str, *arguments: int) -> dict[str, Step]:
+    """The peer's step, made by a function of `torch_peer`; nothing where PyTorch is missing."""
     try:
         import torch_peer
-
-        torch_peer.join(comm.rank, comm.size, port)
-        steps["torch"] = torch_peer.make_step(torch_peer.CONFIG, BATCH, 1e-3)
     except ImportError:
-        pass
+        return {}
+    torch_peer.join(comm.rank, comm.size, port)
+    return {"torch": getattr(torch_peer, maker)(torch_peer.CONFIG, BATCH, *arguments, 1e-3)}
+
+
+def compare(comm: Communicator, n_rounds: int, n_steps: int, steps: dict[str, Step]) -> None:
+    """Alternate the sides; rank 0 prints rates and their ratio by round."""
     rates: dict[str, list[float]] = {name: [] for name in steps}
     fastest = dict.fromkeys(steps, float("inf"))
     for turn in range(-1, n_rounds):  # the first round warms both up
@@ -91,13 +93,13 @@ def compare(comm: Communicator, n_rounds: int, n_steps: int, port: int) -> None:
             print("  PyTorch is not installed: our side alone")
 
 
-def profile(comm: Communicator, n_steps: int) -> None:
+def profile(comm: Communicator, n_steps: int, recipe: Recipe = RECIPE) -> None:
     """Where the time of a step goes on rank 0."""
     from train_step import timed, watch_nn
 
     spent: collections.Counter[str] = collections.Counter()
     watch_nn(spent)
-    trainer = Trainer(comm, RECIPE)
+    trainer = Trainer(comm, recipe)
     for owner, name, group in (
         (trainer.optimizer, "step", "optimizer"),
         (trainer.sampler, "rows", "sampler"),
@@ -119,16 +121,17 @@ def profile(comm: Communicator, n_steps: int) -> None:
         print(f"  {'step':21} {total / n_steps * 1e3:7.2f} ms")
 
 
-def launch(n_ranks: int, arguments: argparse.Namespace) -> int:
-    """Start this file on `n_ranks` ranks."""
+def launch(n_ranks: int, arguments: argparse.Namespace, file: str = __file__) -> int:
+    """Start a benchmark on `n_ranks` ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [f"--{k}={getattr(arguments, k)}" for k in ("rounds", "steps")] + [f"--port={port}"]
+    names = [k for k in ("rounds", "steps", "microbatches") if k in vars(arguments)]
+    words = [f"--{k}={getattr(arguments, k)}" for k in names] + [f"--port={port}"]
     words += ["--profile"] * arguments.profile
     root = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.getenv("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "mpipar", "run", "-n", str(n_ranks), "--", __file__, *words]
+    command = [sys.executable, "-m", "mpipar", "run", "-n", str(n_ranks), "--", file, *words]
     return subprocess.run(command, env=environment).returncode
 
 
@@ -152,7 +155,8 @@ def main() -> int:
     if arguments.profile:
         profile(comm, arguments.steps)
     else:
-        compare(comm, arguments.rounds, arguments.steps, arguments.port)
+        steps = {"mpipar": our_step(comm), **peer_step(comm, arguments.port, "make_step")}
+        compare(comm, arguments.rounds, arguments.steps, steps)
     return 0
 
 
