@@ -37,8 +37,10 @@ class Plan:
         Copied for the caller where there is no `out`.
     """
 
-    __slots__ = ("call", "code", "dtype", "held", "input_place", "out", "output_place", "path", "raw",
-                 "result", "run", "scripts", "shape", "x")  # fmt: skip
+    __slots__ = (
+        *("call", "code", "dtype", "held", "input_place", "out", "output_place", "path", "raw"),
+        *("result", "run", "scripts", "shape", "x"),
+    )
 
     def __init__(
         self,

@@ -41,12 +41,12 @@ class ThreadWorld:
         Seconds after which a run that computes without calling the communicator is given up.
     synchronous_sends : bool, optional
         A send ends only when its message is taken; by default as ``MPIPAR_SYNC_SENDS=1`` says.
-    node_size : int, optional
-        Ranks that share the memory of a simulated node, through which their calls then go; by
-        default ``MPIPAR_NODE_SIZE``, or none: ranks meet without memory between them.
     on_call : callable, optional
         ``on_call(world rank, call)`` may return ``"drop"`` (the message is lost), ``"crash"`` (the
         rank fails there) or ``"delay"`` (every other rank goes first); None lets the call pass.
+    node_size : int, optional
+        Ranks that share the memory of a simulated node, through which their calls then go; by
+        default ``MPIPAR_NODE_SIZE``, or none: ranks meet without memory between them.
 
     Examples
     --------
@@ -130,9 +130,10 @@ class ThreadWorld:
         turn.start()
         if not turn.finished.wait(self.deadline_s):
             frame = sys._current_frames().get(threads[turn.running].ident or 0)
+            place = "".join(traceback.format_stack(frame)[-3:])
             raise CollectiveTimeout(
                 f"the {self.n_ranks} ranks have not ended within {self.deadline_s:g} s; "
-                f"rank {turn.running} is computing in:\n{''.join(traceback.format_stack(frame)[-3:])}"
+                f"rank {turn.running} is computing in:\n{place}"
             )
         if return_errors:
             return [r if e is None else e for r, e in zip(results, errors, strict=True)]

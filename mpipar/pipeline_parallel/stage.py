@@ -20,22 +20,89 @@ class Stage(Protocol):
     """
 
     def input_spec(self, microbatch: int) -> Spec | None:
-        """Shape and dtype name of the activation that it takes; None for the first stage."""
+        """Shape and dtype name of the activation that it takes; None for the first stage.
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+
+        Returns
+        -------
+        Spec or None
+            Agreed with the stage before.
+        """
 
     def output_spec(self, microbatch: int) -> Spec | None:
-        """Shape and dtype name of the activation that it gives; None for the last stage."""
+        """Shape and dtype name of the activation that it gives; None for the last stage.
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+
+        Returns
+        -------
+        Spec or None
+            Agreed with the stage after.
+        """
 
     def forward(self, microbatch: int, x: Array | None) -> Array | None:
-        """The activation for the next stage (F); the last stage keeps its loss."""
+        """The activation for the next stage (F); the last stage keeps its loss.
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+        x : Array or None
+            From the stage before; None for the first.
+
+        Returns
+        -------
+        Array or None
+            None from the last stage.
+        """
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """Gradient of the stage's input, and those of the weights (B)."""
+        """Gradient of the stage's input, and those of the weights (B).
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+        grad : Array or None
+            Of its output; None for the last stage.
+
+        Returns
+        -------
+        Array or None
+            None from the first stage.
+        """
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """Gradient of the stage's input (I); `grad` is that of its output, None for the last."""
+        """Gradient of the stage's input (I).
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+        grad : Array or None
+            Of its output; None for the last stage.
+
+        Returns
+        -------
+        Array or None
+            None from the first stage.
+        """
 
     def backward_weight(self, microbatch: int) -> None:
-        """Gradients of the weights (W), after `backward_input` of the same microbatch."""
+        """Gradients of the weights (W), after `backward_input` of the same microbatch.
+
+        Parameters
+        ----------
+        microbatch : int
+            Which one.
+        """
 
 
 class Pool(Protocol):
