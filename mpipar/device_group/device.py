@@ -224,10 +224,12 @@ class SealedDevice(HostDevice):
 
     Parameters
     ----------
-    name, capacity_bytes
+    name : str
         As in `HostDevice`.
     vendor : str
         Devices of one vendor copy to each other; others through the host.
+    capacity_bytes : int, optional
+        As in `HostDevice`.
     """
 
     def __init__(self, name: str, vendor: str, capacity_bytes: int | None = None) -> None:
