@@ -43,7 +43,13 @@ class Check:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The same as JSON values.
+
+        Returns
+        -------
+        dict
+            By field.
+        """
         return {**self.__dict__, "status": str(self.status), "facts": dict(self.facts)}
 
 

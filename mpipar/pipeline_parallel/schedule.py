@@ -71,10 +71,12 @@ class Schedule:
         Owner of each stage.
     offsets : array of int64, shape (n_ranks + 1,)
         Where each rank's actions begin.
-    stage, microbatch : array of int32, shape (n_actions,)
-        Microbatch is -1 for REDUCE_GRAD.
+    stage : array of int32, shape (n_actions,)
+        Of each action.
     kind : array of int8, shape (n_actions,)
         Values of `Kind`.
+    microbatch : array of int32, shape (n_actions,)
+        -1 for REDUCE_GRAD.
     overlapped : array of bool, shape (n_actions,)
         True where an action runs together with the next one of its rank.
 
