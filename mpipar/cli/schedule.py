@@ -43,8 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--transfer", type=Fraction, default=0, metavar="US", help="time of a message (default 0)")
     add("--memory-limit", type=Fraction, metavar="N", help="for auto: microbatches a rank may hold")
-    add("--file", metavar="FILE", help="a schedule in text or PyTorch's CSV, instead of NAME")
-    add("--measured", metavar="FILE", help="a run's timeline.json: measured beside simulated")
+    add(
+        "--file",
+        metavar="FILE",
+        help="instead of NAME: a schedule in text or PyTorch's CSV, or a run's timeline.json, whose "
+        "measured times are shown beside simulated ones",
+    )
     add("--plot", metavar="FILE", help="save a Gantt picture: png, svg or pdf (plot extra)")
     add("--trace", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")
     add("--format", choices=("text", "json", "csv"), default="text", help="csv is PyTorch's form")
@@ -63,8 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
     int
         0.
     """
-    if arguments.measured:
-        print(compare_timelines(load_measured(arguments.measured)))
+    if arguments.file and arguments.file.endswith(".json"):
+        print(compare_timelines(load_measured(arguments.file)))
         return 0
     forward, inputs, weight = arguments.times
     costs = Costs(forward, inputs, weight, latency_us=arguments.transfer)
