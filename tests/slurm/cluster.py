@@ -166,7 +166,18 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        self._sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Kill what is left of the jobs: they carry the name of our configuration."""
+        mark = f"SLURM_CONF={self.folder}/slurm.conf".encode()
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if int(entry.parent.name) != os.getpid() and mark in entry.read_bytes().split(
+                    b"\0"
+                ):
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
 
     def run(
         self, *command: str, check: bool = True, timeout: float = 60.0
@@ -250,6 +261,7 @@ def cluster() -> Iterator[Cluster]:
 
 def main() -> int:
     """Run a command inside a cluster."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with cluster() as found:
         return subprocess.run(
             sys.argv[1:] or ["sinfo"], env=found.environment, check=False

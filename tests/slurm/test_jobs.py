@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,9 +70,9 @@ def site(folder: Path, mpi: str) -> None:
     (folder / "site.env").write_text("\n".join([*lines, f"export SRUN_MPI={PLUGIN[mpi]}", ""]))
 
 
-def submit(slurm: Cluster, script: str, *options: str) -> str:
-    """Submit a script; the job's id."""
-    return slurm.run("sbatch", "--parsable", *options, script).stdout.strip()
+def submit(slurm: Cluster, *words: str, options: Sequence[str] = ()) -> str:
+    """Submit a script with its arguments; the job's id."""
+    return slurm.run("sbatch", "--parsable", *options, *words).stdout.strip()
 
 
 def until(slurm: Cluster, job: str, is_true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -142,7 +144,7 @@ def test_the_script_trains_with_one_device_a_rank(
     slurm: Cluster, place: Path, script: str, mpi: str
 ) -> None:
     site(place, mpi)
-    said = finish(slurm, submit(slurm, script, "--export=ALL,RUN=run"))
+    said = finish(slurm, submit(slurm, script, options=["--export=ALL,RUN=run"]))
     # the local ranks of Open MPI's mpirun are in an order of their own
     order = (lambda rows: rows) if script == "train.sbatch" else by_device
     assert order(places("run")) == order(EIGHT_RANKS), said
@@ -152,9 +154,34 @@ def test_the_script_trains_with_one_device_a_rank(
 
 @pytest.mark.slow
 def test_the_cpu_script_trains(slurm: Cluster, place: Path) -> None:
-    finish(slurm, submit(slurm, "cpu.sbatch", "--export=ALL,RUN=run", "--ntasks-per-node=2"))
+    finish(
+        slurm, submit(slurm, "cpu.sbatch", options=["--export=ALL,RUN=run", "--ntasks-per-node=2"])
+    )
     assert places("run") == [(str(i), f"n{1 + i // 2}", "-") for i in range(4)]
     assert losses("run") == pytest.approx(alone(), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_the_planning_script_trains_on_what_it_planned(slurm: Cluster, place: Path) -> None:
+    Path("model.toml").write_text(
+        '[model]\nname = "small"\nvocabulary = 256\nn_layers = 2\nwidth = 32\nn_heads = 2\n'
+        "sequence = 32\n"
+    )
+    words = ["plan_then_train.sbatch", "model.toml", "dgx-a100", "8", "4"]
+    finish(slurm, submit(slurm, *words, options=["--export=ALL,RUN=run"]), 120)
+    planned = tomllib.loads(Path("run/planned.toml").read_text())["mesh"]
+    assert math.prod(planned[axis] for axis in ("pp", "dp", "cp", "tp")) == 8
+    assert planned == tomllib.loads(Path("run/recipe.toml").read_text())["mesh"]
+    assert len(losses("run")) == 4
+
+
+@pytest.mark.slow
+def test_the_bench_script_finds_two_nodes_and_measures(slurm: Cluster, place: Path) -> None:
+    words = ["bench.sbatch", "all_reduce", "--sizes", "8,4K", "--rounds", "5"]
+    said = finish(slurm, submit(slurm, *words, options=["--ntasks-per-node=2"]), 180)
+    assert "right over 2 nodes" in said
+    assert "4 ranks on 2 nodes" in said
+    assert "all_reduce" in said
 
 
 def progress(folder: str) -> int:
@@ -178,7 +205,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_ends_with_the_same_loss(
     site(place, mpi)
     text = RECIPE.replace(f"steps = {N_STEPS}", f"steps = {n_steps}")
     Path("recipe.toml").write_text(text)
-    job = submit(slurm, script, "--export=ALL,RUN=run", "--nodes=1", "--ntasks-per-node=2")
+    job = submit(slurm, script, options=["--export=ALL,RUN=run", "-N1", "--ntasks-per-node=2"])
     until(slurm, job, lambda: progress("run") > 20)
     where = ["--batch"] if script == "train_mpirun.sbatch" else []
     slurm.run("scancel", "--signal=USR1", *where, job)
@@ -197,7 +224,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_ends_with_the_same_loss(
 def test_pieces_of_an_array_follow_one_another(slurm: Cluster, place: Path) -> None:
     Path("recipe.toml").write_text(RECIPE.replace(f"steps = {N_STEPS}", "steps = 400"))
     options = ["--export=ALL,RUN=run", "-N1", "--ntasks-per-node=2"]
-    job = submit(slurm, "array_restart.sbatch", *options)
+    job = submit(slurm, "array_restart.sbatch", options=options)
     until(slurm, job, lambda: progress("run") > 20)
     slurm.run("scancel", "--signal=USR1", f"{job}_1", check=False)  # sent, but it reports an error
     until(slurm, job, lambda: not slurm.run("squeue", "-h", "-j", job, check=False).stdout, 120)
