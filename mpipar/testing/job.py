@@ -56,6 +56,7 @@ class RankJob:
         control = world.split(0, purpose="pytest control")
         if control is None:
             raise RankFailed("the control group is empty")
+        self._parent = control  # of the tests' groups, which go through node memory
         self._control: Any = getattr(control, "inner", control)  # the MPI itself, not node memory
         self._control.deadline_s = float("inf")
         self._control.checked = False  # its calls are the same by construction
@@ -131,7 +132,7 @@ class RankJob:
         n_ranks = callspec.params.get("mpipar_ranks", 0) if callspec else 0
         if 0 < n_ranks <= self.size and n_ranks not in self._groups:
             self._n_groups += 1
-            self._groups[n_ranks] = self._control.split(
+            self._groups[n_ranks] = self._parent.split(
                 0 if self.rank < n_ranks else None, purpose=f"test group {self._n_groups}"
             )
         self._marks = group_marks()
