@@ -16,11 +16,12 @@ import numpy as np
 from mpipar.comm.arrays import (
     as_array,
     flat,
+    is_plain,
     location_dtype,
     pack,
     result_dtype,
 )
-from mpipar.comm.call import Call, CommInfo, Op, ReduceOp
+from mpipar.comm.call import Call, CommInfo, Cut, Op, ReduceOp
 from mpipar.comm.targets import (
     apart,
     block_sizes,
@@ -98,7 +99,8 @@ def reduce_scatter(
     """Call of `reduce_scatter`."""
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
-    array = np.atleast_1d(as_array(x, "x"))
+    array = as_array(x, "x")
+    array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     if op in _LOCATION:
         raise UnsupportedArray(f"{op} is not scattered: use all_reduce and slice")
@@ -116,7 +118,7 @@ def reduce_scatter(
         dim=dim,
         counts=tuple(s * inner for s in sizes),
         shape=array.shape,
-        agreed=f"{array.shape} dim {dim} counts {sizes}",
+        agreed=Cut(array.shape, dim, sizes),
         deterministic=deterministic,
     )
     return call, lambda: restore(buffer)
@@ -131,38 +133,41 @@ def all_gather(
     root: int | None = None,
 ) -> Built:
     """Call of `all_gather`; with a root, of `gather`."""
-    array = np.atleast_1d(as_array(x, "x"))
+    array = as_array(x, "x")
+    array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
-    n, mine = info.world_size, array.shape[dim]
+    n, given = info.world_size, array.shape
+    mine = given[dim]
     if root is not None:
         root = check_rank("root", root, n)
     sizes = (mine,) * n if counts is None else tuple(operator.index(c) for c in counts)
-    if len(sizes) != n or min(sizes) < 0 or sizes[info.rank] != mine:
+    if counts is not None and (len(sizes) != n or min(sizes) < 0 or sizes[info.rank] != mine):
         raise LayoutError(
             f"counts={list(sizes)} must be {n} sizes with {mine} at rank {info.rank}, since x has "
-            f"shape {array.shape} and is joined along dim {dim}"
+            f"shape {given} and is joined along dim {dim}"
         )
-    others = (*array.shape[:dim], *array.shape[dim + 1 :])
-    inner = math.prod(others)
-    shape = (*array.shape[:dim], sum(sizes), *array.shape[dim + 1 :])
+    before, after = given[:dim], given[dim + 1 :]
+    others = before + after
+    inner = math.prod(others) if others else 1
+    shape = (*before, mine * n if counts is None else sum(sizes), *after)
     receives = root is None or info.rank == root
+    in_place = receives and (dim == 0 or all(k == 1 for k in before))
     if not receives:
         shape, out = (0,), None
-    else:
+    elif not in_place:
         check_out(out, shape, array.dtype)
-    in_place = receives and all(k == 1 for k in shape[:dim])
     buffer, restore = target(out if in_place else None, shape, array.dtype)
     source = flat(array)
     call = Call(
         Op.ALL_GATHER if root is None else Op.GATHER,
-        source.copy() if np.may_share_memory(source, buffer) else source,
+        source.copy() if out is not None and np.may_share_memory(source, buffer) else source,
         buffer,
         None,
         root,
         dim,
-        tuple(s * inner for s in sizes),
-        shape=array.shape,
-        agreed=f"{others} dim {dim} counts {sizes}",
+        sizes if inner == 1 else tuple([s * inner for s in sizes]),
+        shape=given,
+        agreed=Cut(others, dim, sizes),
     )
 
     def finish() -> Any:
@@ -182,7 +187,8 @@ def all_to_all(
     out: Any = None,
 ) -> Built:
     """Call of `all_to_all`."""
-    array = np.atleast_1d(as_array(x, "x"))
+    array = as_array(x, "x")
+    array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     n = info.world_size
     sends = block_sizes(send_counts, array.shape[dim], n, "send_counts")
@@ -196,7 +202,7 @@ def all_to_all(
     inner = math.prod(others)
     shape = (*array.shape[:dim], sum(recvs), *array.shape[dim + 1 :])
     check_out(out, shape, array.dtype)
-    in_place = all(k == 1 for k in shape[:dim])
+    in_place = dim == 0 or all(k == 1 for k in shape[:dim])
     buffer, restore = target(out if in_place else None, shape, array.dtype)
     packed = pack(array, dim, sends)
     call = Call(
@@ -207,7 +213,7 @@ def all_to_all(
         counts=tuple(s * inner for s in sends),
         recv_counts=tuple(r * inner for r in recvs),
         shape=array.shape,
-        agreed=f"{others} dim {dim}" + (f" counts {sends}" if send_counts is None else ""),
+        agreed=Cut(others, dim, sends if send_counts is None else None),
         uniform=send_counts is None,
     )
 
@@ -222,7 +228,9 @@ def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     array = as_array(x, "x")
     root = check_rank("root", root, info.world_size)
     buffer, restore = target(out, array.shape, array.dtype)
-    source = apart(flat(array), buffer) if info.rank == root else None
+    source = None
+    if info.rank == root:
+        source = buffer if out is x and is_plain(array) else apart(flat(array), buffer)
     call = Call(Op.BROADCAST, source, buffer, None, root, shape=array.shape, agreed=array.shape)
     return call, lambda: restore(buffer)
 
@@ -248,7 +256,7 @@ def scatter(info: CommInfo, x: Any, root: int, out: Any, header: dict[str, Any])
         dim,
         tuple(s * inner for s in sizes),
         shape=whole,
-        agreed=f"{whole} dim {dim}",
+        agreed=Cut(whole, dim),
     )
     return call, lambda: restore(buffer)
 
@@ -262,7 +270,8 @@ def scatter_header(
         return None
     if x is None:
         raise EmptyInput("scatter", f"rank {root} is the root and gave no array")
-    array = np.atleast_1d(as_array(x, "x"))
+    array = as_array(x, "x")
+    array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
     return {"shape": array.shape, "dtype": dtype_name(array.dtype), "dim": dim, "sizes": sizes}

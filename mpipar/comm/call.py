@@ -73,6 +73,29 @@ class CommInfo:
         return self.rank == 0
 
 
+class Cut(NamedTuple):
+    """What ranks agree on where blocks are joined or cut; made into text only when it is printed.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Extents that are equal on every rank.
+    dim : int
+        Dimension of the blocks.
+    counts : tuple of int or None
+        Their extents, where all ranks know them.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    counts: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        """As in a signature."""
+        text = f"{self.shape} dim {self.dim}"
+        return text if self.counts is None else f"{text} counts {self.counts}"
+
+
 class Call(NamedTuple):
     """One operation: what a transport gets, a trace keeps and ranks compare.
 

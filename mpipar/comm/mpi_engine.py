@@ -90,6 +90,10 @@ class Engine:
         source, target, op = call.input, call.output, call.reduce_op
         if call.op is Op.BARRIER:
             return self.comm.Barrier, ()
+        if call.op is Op.BROADCAST and target is not None and target.nbytes <= self.max_bytes:
+            if source is None or source is target:
+                return self.comm.Bcast, (_bytes(target), call.root or 0)
+            return None
         if source is None or target is None or target.nbytes > self.max_bytes:
             return None
         if call.op is Op.ALL_REDUCE and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
@@ -215,7 +219,12 @@ class Engine:
 
     def _all_gather(self, call: Call) -> Program:
         source, target, _ = _buffers(call)
-        yield from self._join(call.blocking, source, target, call.counts or ())
+        counts = call.counts or (0,) * self.size
+        is_even = counts.count(counts[0]) == self.size
+        if call.blocking and is_even and target.nbytes <= self.max_bytes:
+            self.comm.Allgather(_bytes(source), _bytes(target))
+        else:
+            yield from self._join(call.blocking, source, target, counts)
 
     def _join(self, blocking: bool, source: Array, target: Array, counts: Sequence[int]) -> Program:
         item = target.itemsize

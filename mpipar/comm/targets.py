@@ -25,10 +25,10 @@ def check_rank(role: str, rank: Any, size: int) -> int:
 
 
 def check_dim(x: Array, dim: int) -> int:
-    index = operator.index(dim)
-    if not -x.ndim <= index < x.ndim:
-        raise CountOutOfRange("dim", f"{-x.ndim}..{x.ndim - 1} for shape {x.shape}", index)
-    return index % x.ndim
+    index, n = operator.index(dim), x.ndim
+    if not -n <= index < n:
+        raise CountOutOfRange("dim", f"{-n}..{n - 1} for shape {x.shape}", index)
+    return index % n
 
 
 def block_sizes(counts: Sequence[int] | None, total: int, n: int, role: str) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def joined(
 
 def apart(source: Array, buffer: Array) -> Array:
     """`source`, or `buffer` itself where both are the same memory, or a copy where they overlap."""
-    if not np.may_share_memory(source, buffer):
+    if source is buffer or not np.may_share_memory(source, buffer):
         return source
     same = source.__array_interface__["data"] == buffer.__array_interface__["data"]
     if same and source.size == buffer.size and source.dtype == buffer.dtype:
