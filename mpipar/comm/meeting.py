@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.comm.arena import Memory
 from mpipar.comm.call import Array, Call
 from mpipar.comm.flags import Flags
+from mpipar.comm.memory import Memory
 from mpipar.comm.process_memory import Far
 from mpipar.comm.request import Request
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpipar.comm.arena import Arena, Memory, region_limit
+from mpipar.comm.arena import Arena, region_limit
 from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
+from mpipar.comm.memory import Memory
 from mpipar.comm.node_host import Group
 from mpipar.comm.process_memory import probe
 from mpipar.comm.request import Request, pause

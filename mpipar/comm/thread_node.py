@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpipar.comm.arena import Arena, Memory
+from mpipar.comm.arena import Arena
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
 from mpipar.comm.hierarchy import placed
+from mpipar.comm.memory import Memory
 from mpipar.comm.node_host import Group
 from mpipar.comm.paths import Paths
 from mpipar.comm.process_memory import probe

@@ -16,10 +16,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from mpipar.comm.arena import Memory
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import agree, check_message, complete, split_order
+from mpipar.comm.memory import Memory
 from mpipar.comm.request import ENDED, Request
 from mpipar.comm.thread_node import over_nodes
 from mpipar.comm.turns import Turns
