@@ -13,6 +13,7 @@ from typing import Final
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import LibraryName, in_allocation, thread_settings
 from mpipar.launch.library import Library
+from mpipar.launch.place import launch_threads
 
 # `ompirun_wrapper` is what `mpirun` of the Open MPI wheel calls: it stays when the MPICH wheel in
 # the same environment has overwritten `mpirun`.
@@ -175,7 +176,8 @@ def rank_settings(
     dict of str to str
         Variables to add.
     """
-    settings = {"PYTHONFAULTHANDLER": "1", **thread_settings(environment)}
+    threads = thread_settings(environment, launch_threads(environment, n_cores))
+    settings = {"PYTHONFAULTHANDLER": "1", **threads}
     if library.family == "Open MPI":
         settings |= _open_mpi_settings(library.version[0], environment, n_ranks > n_cores)
         if is_root:
