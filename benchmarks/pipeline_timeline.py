@@ -82,7 +82,7 @@ def measure(comm: Any, schedule: Schedule, seconds: float, n_steps: int) -> Time
 def main() -> int:
     """Print the table; 1 if a makespan is off by 3 %, or a bubble by 2 points of the total."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ms", type=float, default=40, help="each F, I and W (default 40)")
+    parser.add_argument("--ms", type=float, default=60, help="each F, I and W (default 60)")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--draw", action="store_true", help="draw both timelines")

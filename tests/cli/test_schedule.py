@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from mpipar.cli.main import load_verb, main
-from mpipar.pipeline_parallel import build_schedule, format_csv, format_schedule, lower
+from mpipar.pipeline_parallel import (
+    Costs,
+    Timeline,
+    build_schedule,
+    format_csv,
+    format_schedule,
+    lower,
+    save_measured,
+    simulate,
+)
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +91,21 @@ def test_at_most_ten_options() -> None:
     _, parser = load_verb("schedule")
     flags = [a for a in parser._actions if a.option_strings and a.dest not in ("help", "verbose")]
     assert len(flags) <= 10
+
+
+def test_a_measured_timeline_stands_beside_its_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = lower(build_schedule("1f1b", 2, 3))
+    exact = simulate(schedule, Costs(1000, 2000, 3000))
+    late = Timeline(schedule, exact.start * 1.0, exact.end * 1.0, 1, (2, 1))
+    save_measured(late, tmp_path / "timeline.json")
+    assert main(["schedule", "--file", str(tmp_path / "timeline.json")]) == 0
+    out = capsys.readouterr().out
+    # Three microbatches and one more slot of 6 ms each.
+    assert "simulated, 24.00 ms" in out
+    assert "measured, 24.00 ms" in out
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names >= {"rank 0 (stage 0)", "simulated rank 1 (stage 1)"}
+    assert main(["schedule", "--file", str(tmp_path / "none.json")]) == 2

@@ -23,6 +23,9 @@ from mpipar.pipeline_parallel import (
     lower,
     merge_backward,
     parse_csv,
+    simulate,
+    split_backward,
+    validate,
 )
 
 
@@ -134,3 +137,19 @@ def test_passes_refuse_what_they_did_already() -> None:
         add_sends_receives(stuck)
     stuck = parse_csv("0RECV_B0,0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0")
     assert find_fault(stuck) is not None
+
+
+def test_backwards_whose_gradient_leaves_the_rank_are_cut_in_two():
+    whole = build_schedule("1f1b", 2, 2)
+    cut = split_backward(whole)
+    assert format_csv(cut) == "0F0,0F1,0B0,0B1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
+    assert merge_backward(cut) == whole
+    # The last gradient crosses three boundaries, and each time it leaves one W earlier.
+    assert simulate(build_schedule("1f1b", 4, 8)).makespan == 33
+    assert simulate(split_backward(build_schedule("1f1b", 4, 8))).makespan == 30
+    for name in ("zb-h1", "dualpipe-v"):
+        schedule = build_schedule(name, 2, 4)
+        validate(split_backward(schedule))
+    assert split_backward(build_schedule("zb-h1", 2, 4)) == build_schedule("zb-h1", 2, 4)
+    inside = parse_csv("0F0,0F1,(0F2;1B0)OVERLAP_F_B,1B1,0B0\n")
+    assert split_backward(inside) == inside
