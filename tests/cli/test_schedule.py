@@ -108,4 +108,6 @@ def test_a_measured_timeline_stands_beside_its_simulation(
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names >= {"rank 0 (stage 0)", "simulated rank 1 (stage 1)"}
-    assert main(["schedule", "--file", str(tmp_path / "none.json")]) == 2
+    assert (
+        main(["schedule", "--file", str(tmp_path / "none.json")]) == 3
+    )  # exit code of a wrong schedule
