@@ -114,7 +114,7 @@ class MPICommunicator(Communicator):
             self._refuse(call)
             mark = self._arrive(call)
             if call.blocking and not self.checked:
-                if not self._groups.pending:
+                if not self._groups.pending and not self._groups.node_pending:
                     self._carry_out(call, mark)
                     return ENDED
                 if call.op not in _PEERS and self._shared is not None:

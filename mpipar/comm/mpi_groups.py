@@ -141,6 +141,7 @@ class Groups:
         self.live: dict[tuple[tuple[int, ...], str], SharedGroup] = {}
         self.n_made = 0
         self.pending: list[SharedGroup] = []  # those with calls under way
+        self.node_pending: list[Any] = []  # those with calls under way in node memory
         self.mover = Mover(self.advance)
         self.given_up: list[Any] = []  # kept alive: the MPI may still write into their buffers
 
@@ -262,6 +263,8 @@ class Groups:
                         self.pending.remove(shared)
                 finally:
                     shared.busy.release()
+        for group in list(self.node_pending):
+            group.move_on()
 
     def marks(self) -> dict[str, list[int]]:
         """How far each group is.

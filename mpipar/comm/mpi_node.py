@@ -17,6 +17,7 @@ from mpipar.comm.arena import Arena, region_limit
 from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
 from mpipar.comm.memory import Memory
+from mpipar.comm.mpi_groups import Groups
 from mpipar.comm.node_host import Group
 from mpipar.comm.process_memory import probe
 from mpipar.comm.request import Request, pause
@@ -57,6 +58,8 @@ class MPIHost:
         Of this process.
     node_ranks : tuple of int
         World ranks on this node.
+    groups : Groups
+        The communicators of this process.
     """
 
     arena: Arena
@@ -65,6 +68,7 @@ class MPIHost:
     n_spins: int
     watchdog: Watchdog
     node_ranks: tuple[int, ...]
+    groups: Groups
     turns: bool = False
     pending: list[Group] = field(default_factory=list)
     _watched: dict[int, _Watched] = field(default_factory=dict)
@@ -107,7 +111,7 @@ class MPIHost:
             while not ready():
                 turn += 1
                 pause(turn)
-                if self.pending:
+                if self.pending or self.groups.pending:
                     self._others(comm)
                 if turn & 0xFF == 0 and (now := time.monotonic()) - looked > _LOOK_S:
                     start, looked = start or now, now
@@ -126,7 +130,7 @@ class MPIHost:
             Of its transport.
         """
         turn = 0
-        while self.pending and not request.test():
+        while (self.pending or self.groups.pending) and not request.test():
             self._others(None)
             turn += 1
             pause(turn)
@@ -165,9 +169,12 @@ class MPIHost:
             )
 
     def _others(self, comm: Group | None) -> None:
+        """Move on what is under way elsewhere: peers may wait for its next step."""
         for other in list(self.pending):
             if other is not comm:
-                other.progress()
+                other.move_on()
+        if self.groups.pending:
+            self.groups.advance()
 
     def _group(self, comm: Group) -> _Watched:
         watched = self._watched.get(id(comm))
@@ -196,7 +203,9 @@ def simulated_node(node: MPI.Comm) -> MPI.Comm:
     return node.Split(node.rank // size, node.rank) if size else node
 
 
-def make_host(node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog) -> MPIHost | None:
+def make_host(
+    node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog, groups: Groups
+) -> MPIHost | None:
     """Set up the shared memory of a node. Collective over it.
 
     Parameters
@@ -207,6 +216,8 @@ def make_host(node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog) 
         Their world ranks.
     watchdog : Watchdog
         Of this process.
+    groups : Groups
+        The communicators of this process.
 
     Returns
     -------
@@ -224,9 +235,17 @@ def make_host(node: MPI.Comm, world_ranks: tuple[int, ...], watchdog: Watchdog) 
         return None
     cores = set().union(*node.allgather(sorted(os.sched_getaffinity(0))))
     spins = _SPINS if n <= len(cores) else 0
-    return MPIHost(
-        Arena(memory, node.rank), _fence(node), _process_ids(node), spins, watchdog, world_ranks
+    host = MPIHost(
+        Arena(memory, node.rank),
+        _fence(node),
+        _process_ids(node),
+        spins,
+        watchdog,
+        world_ranks,
+        groups,
     )
+    groups.node_pending = host.pending
+    return host
 
 
 def _process_ids(node: MPI.Comm) -> list[int] | None:

@@ -69,9 +69,10 @@ class World:
         near = simulated_node(node)
         near_ranks = tuple(near.allgather(base.rank))
         self.nodes: list[int] = base.allgather(near_ranks[0])
-        self.host = make_host(near, near_ranks, self.watchdog) if base.size > 1 else None
-        if not base.allreduce(int(self.host is not None), MPI.MIN):
-            self.host = None
+        host = None
+        if base.size > 1:
+            host = make_host(near, near_ranks, self.watchdog, self.groups)
+        self.host = host if base.allreduce(int(host is not None), MPI.MIN) else None
         self.comm = self._over_node(self.transport)
 
     def _over_node(self, transport: MPICommunicator) -> Communicator:

@@ -174,12 +174,16 @@ class NodeCommunicator(NodeStorage):
 
     def progress(self) -> None:
         """Move pending calls on without waiting for any of them."""
+        self.move_on()
+        self.inner.progress()
+
+    def move_on(self) -> None:
+        """Move pending calls in node memory on, unless a thread is inside this group."""
         if self.busy.acquire(blocking=False):
             try:
                 self.calls.advance()
             finally:
                 self.busy.release()
-        self.inner.progress()
 
     def close(self) -> None:
         """Release the group and its shared memory. Collective over it."""

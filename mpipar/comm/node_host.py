@@ -24,6 +24,9 @@ class Group(Protocol):
     def progress(self) -> None:
         """Move pending calls on without waiting for any of them."""
 
+    def move_on(self) -> None:
+        """The same for this group's calls in node memory only."""
+
 
 class Host(Protocol):
     """Memory and waiting on this node, for one rank.
