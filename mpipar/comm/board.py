@@ -19,6 +19,7 @@ _LINE = _HEAD + _SLOTS
 _PID, _STATE = 0, 1
 RUNNING, LEFT, FAILED = 1, 2, 3
 HAS_LEFT = "has left the program"
+KILLED = "was killed"
 
 
 class Board:
@@ -125,7 +126,11 @@ class Board:
         state = self.words[line + _STATE]
         if state != RUNNING:
             return HAS_LEFT if state == LEFT else "failed"
-        return None if _alive(self.words[line + _PID]) else "was killed"
+        return None if _alive(self.words[line + _PID]) else KILLED
+
+    def lost(self) -> str:
+        """A sentence on a rank of this node that was killed, "" if there is none."""
+        return next((f"rank {r} {KILLED}" for r in self.lines if self.gone(r) == KILLED), "")
 
 
 def _alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ from mpipar.comm.mpi_node import make_host, simulated_node
 from mpipar.comm.node import NodeCommunicator
 from mpipar.comm.paths import Paths
 from mpipar.comm.placement import limit_threads
+from mpipar.comm.request import set_lost
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import check_before_start, check_launch
@@ -64,6 +65,7 @@ class World:
         self.job = Job(base.rank, self.board, base.Abort)
         self.watchdog = Watchdog(self.board, base.rank, self.job.end)
         install(self.job)
+        set_lost(self.board.lost)
         shared = self.groups.adopt(world, tuple(range(base.size)), "world")
         self.transport = MPICommunicator(shared, self.groups, self.watchdog)
         near = simulated_node(node)

@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpipar.comm.call import Call, Op
-from mpipar.errors import CollectiveTimeout, EmptyInput
+from mpipar.errors import CollectiveTimeout, EmptyInput, RankFailed
 
 _log = logging.getLogger("mpipar")
 _SPINS = 100
+_GRACE_S, _LOOK_S = (
+    1.0,
+    0.25,
+)  # of a wait, before it looks whether a rank is lost, and between looks
 
 
 class Request:
@@ -99,18 +103,26 @@ class Request:
         ------
         CollectiveTimeout
             If the deadline passes; the message names the ranks that have not arrived.
+        RankFailed
+            If a rank of this node was killed while this one waits.
         """
         if self._advance is not None and self._block is not None and timeout_s is None:
             self._block()
         if not self.test():
             limit = self._deadline_s if timeout_s is None else timeout_s
-            stop = time.monotonic() + limit
+            start = time.monotonic()
+            stop, look = start + limit, start + _GRACE_S
             spins = 0
             while not self.test():
                 spins += 1
                 if spins > _SPINS:
                     pause(spins - _SPINS)
-                    if time.monotonic() > stop:
+                    now = time.monotonic()
+                    if now > look:
+                        look = now + _LOOK_S
+                        if lost := _lost():
+                            raise RankFailed(f"{self.call} will not end: {lost}")
+                    if now > stop:
                         missing = self._explain() if self._explain else ""
                         raise CollectiveTimeout(
                             f"{self.call} has not ended within {limit:g} s{missing}"
@@ -125,6 +137,21 @@ class Request:
 
 ENDED = Request(Call(Op.BARRIER))
 """What a transport returns for a blocking call that has ended."""
+
+
+_lost: Callable[[], str] = str  # nobody, where no board tells
+
+
+def set_lost(lost: Callable[[], str]) -> None:
+    """Set what tells long waits of this process that a rank of the job is lost.
+
+    Parameters
+    ----------
+    lost : callable
+        Gives a sentence, or "".
+    """
+    global _lost
+    _lost = lost
 
 
 _look_out: Callable[[], None] | None = None
