@@ -50,7 +50,8 @@ def faults(full: str, thing: object, checks: set[str]) -> Iterator[str]:
         return
     is_class = inspect.isclass(thing)
     is_value = dataclasses.is_dataclass(thing) or (is_class and hasattr(thing, "_fields"))
-    is_value |= is_class and ("__init__" not in vars(thing) or getattr(thing, "_is_protocol", False))  # documented where it is defined
+    is_value |= is_class and "__init__" not in vars(thing)  # documented where it is defined
+    is_value |= getattr(thing, "_is_protocol", False)
     for code, text in found:
         if code not in checks or (is_value and code in ("PR01", "PR02")):
             continue

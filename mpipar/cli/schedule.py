@@ -46,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--file",
         metavar="FILE",
-        help="instead of NAME: a schedule in text or PyTorch's CSV, or a run's timeline.json, whose "
-        "measured times are shown beside simulated ones",
+        help="instead of NAME: a schedule in text or PyTorch's CSV, or a run's timeline.json, "
+        "whose measured times are shown beside simulated ones",
     )
     add("--plot", metavar="FILE", help="save a Gantt picture: png, svg or pdf (plot extra)")
     add("--trace", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")

@@ -282,3 +282,24 @@ def check_message(sent: Call, received: Call) -> None:
             f"{sent.agreed} of {have.dtype.name}"
         )
     want[...] = have
+
+
+def wrong_size(call: Call, got: str) -> CollectiveMismatch:
+    """The error for a message of another size.
+
+    Parameters
+    ----------
+    call : Call
+        The receive.
+    got : str
+        Bytes that came.
+
+    Returns
+    -------
+    CollectiveMismatch
+        Naming both sizes.
+    """
+    return CollectiveMismatch(
+        f"recv from rank {call.peer} tag {call.tag} expects {call.n_bytes} bytes "
+        f"(shape {call.agreed} of {call.dtype}), the message has {got}"
+    )

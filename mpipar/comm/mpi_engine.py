@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpipar.comm.arrays import accumulation_dtype, reduce_rows
 from mpipar.comm.call import Array, Call, Op, ReduceOp
+from mpipar.comm.local import wrong_size
 from mpipar.errors import CollectiveMismatch
 from mpipar.units.remainder import spread_sizes
 
@@ -356,27 +357,6 @@ def each(requests: Sequence[MPI.Request]) -> Program:
     """
     for request in requests:  # noqa: UP028 - a list takes no status back
         yield request
-
-
-def wrong_size(call: Call, got: str) -> CollectiveMismatch:
-    """The error for a message of another size.
-
-    Parameters
-    ----------
-    call : Call
-        The receive.
-    got : str
-        Bytes that came.
-
-    Returns
-    -------
-    CollectiveMismatch
-        Naming both sizes.
-    """
-    return CollectiveMismatch(
-        f"recv from rank {call.peer} tag {call.tag} expects {call.n_bytes} bytes "
-        f"(shape {call.agreed} of {call.dtype}), the message has {got}"
-    )
 
 
 def _native_op(call: Call, source: Array) -> MPI.Op | None:

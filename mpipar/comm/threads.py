@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import traceback
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +20,7 @@ from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import agree, check_message, complete, split_order
 from mpipar.comm.memory import Memory
+from mpipar.comm.rendezvous import Box, Meeting, Slot
 from mpipar.comm.request import ENDED, Request
 from mpipar.comm.thread_node import over_nodes
 from mpipar.comm.turns import Turns
@@ -155,8 +156,8 @@ class _State:
         self.failed: dict[int, BaseException] = {}
         self.waiting: dict[int, str] = {}
         self.verdict: ParallelismError | None = None
-        self.meetings: dict[tuple[Any, ...], _Meeting] = {}
-        self.mail: dict[tuple[Any, ...], _Box] = defaultdict(_Box)
+        self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.mail: dict[tuple[Any, ...], Box] = defaultdict(Box)
         size = world.node_size
         self.memories = [Memory.private(size) for _ in range(0, world.n_ranks, size or 1) if size]
         turns.stuck = self.give_up
@@ -170,48 +171,6 @@ class _State:
             self.verdict = RankFailed(f"rank {rank} raised {kind}: {error}; {waits}")
         else:
             self.verdict = CollectiveTimeout(f"no rank can go on: {waits}")
-
-
-class _Meeting:
-    """One collective of one group: the calls that have come, then what they gave."""
-
-    def __init__(self, n: int) -> None:
-        self.calls: list[Call | None] = [None] * n
-        self.done = False
-        self.error: ParallelismError | None = None
-
-
-class _Slot:
-    """One message: sent, posted for, or both."""
-
-    def __init__(self) -> None:
-        self.sent: Call | None = None
-        self.taken = False
-
-
-class _Box:
-    """Messages of one tag between two ranks; receives match in the order of their posting."""
-
-    def __init__(self) -> None:
-        self.unmatched_sends: deque[_Slot] = deque()
-        self.unmatched_recvs: deque[_Slot] = deque()
-
-    def send(self, call: Call) -> _Slot:
-        slot = self.unmatched_recvs.popleft() if self.unmatched_recvs else _Slot()
-        slot.taken = slot.taken or False
-        if not slot.taken:
-            self.unmatched_sends.append(slot)
-        slot.sent = call
-        return slot
-
-    def recv(self) -> _Slot:
-        if self.unmatched_sends:
-            slot = self.unmatched_sends.popleft()
-        else:
-            slot = _Slot()
-            self.unmatched_recvs.append(slot)
-        slot.taken = True
-        return slot
 
 
 class ThreadCommunicator(Communicator):
@@ -349,7 +308,7 @@ class ThreadCommunicator(Communicator):
     def _meet(self, call: Call) -> tuple[Callable[[], bool], Callable[[], None]]:
         key = (*self._key, self._n_calls)
         self._n_calls += 1
-        meeting = self._state.meetings.setdefault(key, _Meeting(self.size))
+        meeting = self._state.meetings.setdefault(key, Meeting(self.size))
         meeting.calls[self.rank] = call
         present = [c for c in meeting.calls if c is not None]
         if len(present) == self.size:
@@ -373,7 +332,7 @@ class ThreadCommunicator(Communicator):
         box = self._state.mail[(*self._key, *pair, call.tag)]
         if sends:
             copy = None if call.input is None else call.input.copy()
-            slot = _Slot() if drop else box.send(Call(Op.SEND, copy, agreed=call.agreed))
+            slot = Slot() if drop else box.send(Call(Op.SEND, copy, agreed=call.agreed))
             synchronous = self._state.world.synchronous_sends
             return lambda: slot.taken or not synchronous, lambda: None
         slot = box.recv()
