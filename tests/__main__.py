@@ -1,6 +1,6 @@
-"""``python -m tests [static] [laws] [mpi] [kill] [--full]``: every check, as CI runs it.
+"""``python -m tests [static] [laws] [mpi] [kill] [slurm] [--full]``: every check, as CI runs it.
 
-Without arguments all four parts. Each step has a deadline, a hang is a failure, and a table at the
+Without arguments all five parts. Each step has a deadline, a hang is a failure, and a table at the
 end says what ran and what it cost. An MPI test that no launch ran to its end is a failure.
 """
 
@@ -22,10 +22,11 @@ from mpipar.errors import LaunchError
 from mpipar.launch.environment import thread_settings
 from mpipar.launch.job import run_job
 from mpipar.launch.library import choose_library
+from tests.slurm import cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIX = ROOT / ".mpich"
-PARTS = ("static", "laws", "mpi", "kill")
+PARTS = ("static", "laws", "mpi", "kill", "slurm")
 RANKS = (1, 2, 3, 4)
 UNMARKED = "not (bench or gpu or slurm or kill{})"
 NEEDS_MPI = "need --with-mpi"  # pytest-mpi's reason for a test that a plain run skipped
@@ -112,6 +113,27 @@ def kill_steps(name: str, reports: Path) -> Iterator[Step]:
     yield Step("kill", name, command, 300, environment, folder)
 
 
+def slurm_step(names: list[str], reports: Path, is_full: bool) -> Step:
+    """Job scripts on a private Slurm on loopback."""
+    words = ["-m", "pytest", "-q", "-m", "slurm" if is_full else "slurm and not slow"]
+    words += ["tests/slurm", *([] if "mpich" in names else ["-k", "not mpich"])]
+    command = python(*words, f"--junitxml={reports}/slurm/rank0.xml")
+    name = f"slurm, {' and '.join(names)}"
+    return Step("slurm", name, command, 1200 if is_full else 240, reports=reports / "slurm")
+
+
+def run_slurm(names: list[str], reports: Path, is_full: bool) -> list[Result]:
+    """Install Slurm where that is possible, and run the step; else say so."""
+    start = time.monotonic()
+    reason = cluster.why_not()
+    installed = Result(Step("slurm", "install slurm", [], 0), time.monotonic() - start)
+    if reason:
+        print(f"\n!!!! JOB SCRIPTS ARE NOT TESTED: {reason}\n", flush=True)
+        installed.step.name = f"slurm SKIPPED: {reason}"
+        return [installed]
+    return [installed, run(slurm_step(names, reports, is_full))]
+
+
 def install_mpich() -> Result | None:
     """A second MPI beside the environment's own, unless it is there."""
     if (PREFIX / "lib").is_dir():
@@ -176,7 +198,7 @@ def run_parts(parts: list[str], reports: Path, is_full: bool) -> list[Result]:
         results += [run(step) for step in static_steps()]
     if "laws" in parts:
         results += [run(step) for step in laws_steps(reports, is_full)]
-    if not {"mpi", "kill"} & set(parts):
+    if not {"mpi", "kill", "slurm"} & set(parts):
         return results
     names = list(mpis())
     installed = install_mpich()
@@ -191,6 +213,8 @@ def run_parts(parts: list[str], reports: Path, is_full: bool) -> list[Result]:
             results[-1].problem = results[-1].problem or f"skipped at every rank count: {test}"
     for name in names if "kill" in parts else []:
         results += [run(step) for step in kill_steps(name, reports)]
+    if "slurm" in parts:
+        results += run_slurm(names, reports, is_full)
     return results
 
 

@@ -21,7 +21,7 @@ def test_a_wait_for_a_lost_rank_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GRACE_S", 0.05)
     set_lost(lambda: "rank 3 was killed")
     start = time.monotonic()
-    with pytest.raises(RankFailed, match="barrier .*will not end: rank 3 was killed"):
+    with pytest.raises(RankFailed, match=r"barrier .*will not end: rank 3 was killed"):
         Request(Call(Op.BARRIER), lambda: False).wait()
     assert 0.05 <= time.monotonic() - start < 5
 
