@@ -83,6 +83,9 @@ class MPIHost:
     def arriving(self, group: Group, call: Call) -> None:
         """Nothing: real ranks run by themselves."""
 
+    def rest(self, group: Group) -> None:
+        """Nothing: real ranks run by themselves."""
+
     def block(self, comm: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Wait until `ready()`: yields first, then sleeps, and looks whether peers still live.
 

@@ -294,11 +294,11 @@ class NodeCommunicator(NodeStorage):
         return ENDED
 
     def _advance(self, pending: Pending) -> bool:
-        if not pending.done and self.busy.acquire(blocking=False):
-            try:
-                self.calls.advance()
-            finally:
-                self.busy.release()
+        if not pending.done:
+            self.move_on()
+            if not pending.done and self.host.turns:
+                self.host.rest(self)
+                self.move_on()
         if pending.error is not None:
             raise pending.error
         return pending.done

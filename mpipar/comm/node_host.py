@@ -60,6 +60,9 @@ class Host(Protocol):
     def arriving(self, group: Group, call: Call) -> None:
         """A call is about to be made."""
 
+    def rest(self, group: Group) -> None:
+        """Let others run, where ranks take turns."""
+
     def block(self, group: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Wait until `ready()`, which has no effects; fail if a peer never comes."""
 

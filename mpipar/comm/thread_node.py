@@ -56,6 +56,10 @@ class ThreadHost:
         """Let the world put others first, or plant a fault."""
         group.inner.arriving(call)
 
+    def rest(self, group: Group) -> None:
+        """Hand on once."""
+        group.inner.rest()
+
     def block(self, group: Group, call: Call, ready: Callable[[], bool]) -> None:
         """Hand on until `ready()`; calls under way on other groups go on meanwhile.
 

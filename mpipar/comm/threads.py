@@ -290,6 +290,10 @@ class ThreadCommunicator(Communicator):
             self._hand_on(1 if fault != "delay" else world.n_ranks)
         return fault
 
+    def rest(self) -> None:
+        """Let others run once."""
+        self._hand_on(1)
+
     def _hand_on(self, n_turns: int) -> None:
         """Let others run first."""
         for _ in range(n_turns):
