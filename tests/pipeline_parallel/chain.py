@@ -111,10 +111,14 @@ def chain(schedule, rank, seed=0):
     return {s: ChainStage(s, n, matrices[s], data, living) for s in schedule.stages_of(rank)}
 
 
+def is_real(comm):
+    """Whether the ranks are processes of an MPI."""
+    return hasattr(getattr(comm, "inner", comm), "engine")
+
+
 def microbatches(comm, is_synchronous=False):
     """How many microbatches are tried: fewer on real ranks, which are slower and tested again."""
-    is_real = hasattr(getattr(comm, "inner", comm), "engine")
-    if not is_real:
+    if not is_real(comm):
         return (1, 2, 3, 5, 8)
     return (2, 8) if is_synchronous else (5,)
 
