@@ -23,7 +23,7 @@ from mpipar.comm.request import set_lost
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import check_before_start, check_launch
-from mpipar.launch.place import prepare
+from mpipar.launch.prepare import prepare
 
 
 class World:

@@ -21,7 +21,7 @@ def places(comm: Communicator) -> tuple[Place, ...]:
     Returns
     -------
     tuple of Place
-        In the order of the ranks; `mpipar.launch.place_table` prints it.
+        In the order of the ranks; `mpipar.launch.place.place_table` prints it.
 
     Notes
     -----

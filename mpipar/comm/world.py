@@ -75,7 +75,7 @@ def own_place() -> Place:
     world = _start()
     if not isinstance(world, IdentityCommunicator):
         return world.place
-    from mpipar.launch.place import prepare
+    from mpipar.launch.prepare import prepare
 
     return prepare(os.environ)
 

@@ -22,7 +22,7 @@ from mpipar.launch.binding import cores_of
 from mpipar.launch.environment import Launched, detect, in_allocation, right_command
 from mpipar.launch.launcher import find_launcher, identify_launcher
 from mpipar.launch.library import Library, loaded_library
-from mpipar.launch.place import local_size
+from mpipar.launch.prepare import local_size
 from mpipar.topology.discover import cpu_quota, numa_domains, usable_cpus
 
 _SHM_LEAST = 1 << 30  # what node-shared collectives of a real model take

@@ -13,7 +13,7 @@ from typing import Final
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import LibraryName, in_allocation, thread_settings
 from mpipar.launch.library import Library
-from mpipar.launch.place import launch_threads
+from mpipar.launch.prepare import launch_threads
 
 # `ompirun_wrapper` is what `mpirun` of the Open MPI wheel calls: it stays when the MPICH wheel in
 # the same environment has overwritten `mpirun`.

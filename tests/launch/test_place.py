@@ -7,21 +7,13 @@ from pathlib import Path
 import pytest
 
 from mpipar.errors import LaunchError
-from mpipar.launch import place as module
+from mpipar.launch import prepare as module
 from mpipar.launch.binding import DevicePlace
 from mpipar.launch.devices import DeviceChoice
 from mpipar.launch.environment import LibraryName
 from mpipar.launch.launcher import rank_settings
-from mpipar.launch.place import (
-    Place,
-    cpu_text,
-    launch_threads,
-    local_size,
-    place_problems,
-    place_table,
-    prepare,
-    with_rank,
-)
+from mpipar.launch.place import Place, cpu_text, place_problems, place_table, with_rank
+from mpipar.launch.prepare import launch_threads, local_size, prepare
 
 STEP = {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_TASKS_PER_NODE": "9"}
 

@@ -190,7 +190,7 @@ def progress(folder: str) -> int:
 
 
 STOPS = [
-    ("train.sbatch", "openmpi"),
+    pytest.param("train.sbatch", "openmpi", marks=pytest.mark.slow),
     pytest.param("train.sbatch", "mpich", marks=pytest.mark.slow),
     pytest.param("train_mpirun.sbatch", "openmpi", marks=pytest.mark.slow),
     pytest.param("train_mpirun.sbatch", "mpich", marks=pytest.mark.slow),
