@@ -321,7 +321,7 @@ class Groups:
         key = (shared.world_ranks, shared.purpose)
         if self.live.get(key) is shared:
             del self.live[key]
-        if shared.broken is None:
+        if shared.broken is None and not shared.queue and not shared.peers:
             shared.comm.Free()
-        else:
+        else:  # calls under way go on, so their communicator stays
             self.given_up.append(shared)

@@ -10,6 +10,7 @@ import pytest
 
 from mpipar.comm import Communicator
 from mpipar.errors import CollectiveMismatch, CountOutOfRange, RankFailed
+from tests.comm.cases import MODES, in_mode
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -81,6 +82,19 @@ def test_closing_twice_does_nothing_and_a_closed_group_refuses(comm: Communicato
     real(group)
     with pytest.raises(RankFailed, match="is closed"):
         group.all_reduce(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_under_way_outlive_the_close(comm: Communicator, mode: str) -> None:
+    """Two steps on a communicator that was freed meanwhile: a crash in Open MPI."""
+    group = in_mode(comm, mode)
+    request = group.begin_all_reduce(np.full(3000, comm.rank), deterministic=True)
+    message = group.begin_recv(np.empty(3), 0, tag=1) if comm.rank == 1 else None
+    if comm.rank == 0 and comm.size > 1:
+        group.send(np.ones(3), 1, tag=1)
+    group.close()
+    assert (request.wait() == sum(range(comm.size))).all()
+    assert message is None or message.wait().tolist() == [1.0] * 3
 
 
 @pytest.mark.ranks(2, 3, 4)
