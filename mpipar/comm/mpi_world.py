@@ -78,7 +78,9 @@ class World:
         """The transport, through node memory where all its ranks share some."""
         if self.host is None:
             return transport
-        return placed(transport, self.host, self.nodes, Paths.from_environment(len(self.host.node_ranks)))
+        return placed(
+            transport, self.host, self.nodes, Paths.from_environment(len(self.host.node_ranks))
+        )
 
     def give_up(self, names: Collection[str], reason: str) -> None:
         """Take groups out of use after calls on them were broken off; the world starts anew.
