@@ -143,5 +143,6 @@ def recipe_toml(plan: Plan) -> str:
         f"batch = {plan.batch}",
         f"microbatches = {row['n_micro']}",
         f'schedule = "{schedule}"',
+        f"sequence_parallel = {str(bool(row['sp'])).lower()}",
     ]
     return "\n".join(lines) + "\n"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from mpipar.comm import ThreadWorld
 from mpipar.errors import UnevenSplit
 from mpipar.models import GPTConfig, LlamaConfig, build_model
 from mpipar.models.parts import Streams
 from mpipar.models.stage import ModelStage
+from tests.spy import Spy
 
 # 29 token values are padded at every degree above 1.
 SHAPE = {"n_layers": 2, "width": 24, "n_heads": 12, "sequence": 12, "vocabulary": 29}
@@ -163,3 +166,41 @@ def test_a_degree_that_does_not_divide_is_refused_with_those_that_do(comm):
     local, rows = model.init(0), np.zeros((1, 11), int)
     with pytest.raises(UnevenSplit, match=r"sequence.*11"):
         model.loss(local, rows, rows)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@ways
+def test_a_layer_sends_the_bytes_of_the_formula(comm, name, sequence_parallel):
+    """8 b s h (t-1)/t elements a layer and rank, forward and backward, either way."""
+    sent = []
+    for n_layers in (1, 3):
+        spy = Spy(comm)
+        config = dataclasses.replace(CONFIGS[name], n_layers=n_layers)
+        model = build_model(config, spy, sequence_parallel)
+        parameters = model.init(0, np.float64)
+        gradients = {n: np.zeros_like(p) for n, p in parameters.items()}
+        rows = np.random.default_rng(1).integers(0, 29, (3, 13))
+        spy.reset()
+        _, context = model.forward(parameters, rows[:, :-1], rows[:, 1:])
+        model.backward(parameters, context, gradients)
+        sent.append(spy.n_bytes)
+        before = spy.n_bytes
+        model.finish(gradients)
+        if not sequence_parallel:
+            assert spy.n_bytes == before
+    t = comm.size
+    assert sent[1] - sent[0] == 2 * 8 * 3 * 12 * config.width * (t - 1) // t * 8
+
+
+def test_drawing_and_holding_never_takes_memory_of_the_whole():
+    config = GPTConfig(n_layers=1, width=256, n_heads=4, sequence=16, vocabulary=8192)
+    model = ThreadWorld(4).run(lambda comm: build_model(config, comm))[1]
+    tracemalloc.start()
+    parameters = model.init(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held = sum(array.nbytes for array in parameters.values())
+    whole = sum(int(np.prod(shard.shape)) for shard in model.shards.values()) * 4
+    assert held < 0.26 * whole
+    assert peak < held + (3 << 20) < 0.5 * whole  # runs of rows that are drawn, and copies of them

@@ -34,11 +34,19 @@ def trainer_of(comm, name, folder=None, sp=False, **degrees):
         data=DataRecipe(path=mpipar.errors.__file__),
         mesh=MeshRecipe(**degrees),
         train=TrainRecipe(
-            steps=STEPS, batch=12, microbatches=2, sequence_parallel=sp, dtype="float64", learning_rate=0.01, warmup_steps=2, eps=1e-5,
-            clip_norm=0.3, seed=7,
+            steps=STEPS,
+            batch=12,
+            microbatches=2,
+            sequence_parallel=sp,
+            dtype="float64",
+            learning_rate=0.01,
+            warmup_steps=2,
+            eps=1e-5,
+            clip_norm=0.3,
+            seed=7,
         ),
         run=RunRecipe(held_out_sequences=10),
-    )  # fmt: skip
+    )
     return Trainer(comm, recipe, folder)
 
 
