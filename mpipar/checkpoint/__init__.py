@@ -1,7 +1,8 @@
 """Checkpoints that are complete or not there, and models of other tools."""
 
+from mpipar.checkpoint.extent import Extent
 from mpipar.checkpoint.hf import export_hf
 from mpipar.checkpoint.pretrained import Pretrained, open_pretrained
 from mpipar.checkpoint.store import load, newest, save
 
-__all__ = ["Pretrained", "export_hf", "load", "newest", "open_pretrained", "save"]
+__all__ = ["Extent", "Pretrained", "export_hf", "load", "newest", "open_pretrained", "save"]

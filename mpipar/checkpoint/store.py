@@ -8,12 +8,15 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpipar.checkpoint.extent import Extent
+from mpipar.checkpoint.reader import Held, Reader
 from mpipar.comm import Communicator
 from mpipar.errors import CheckpointError
 
@@ -30,6 +33,7 @@ def save(
     state: Mapping[str, Any],
     keep: int = 2,
     is_writer: bool | None = None,
+    extents: Mapping[str, Extent] | None = None,
 ) -> Path:
     """Write a checkpoint: one file per writing rank, the index last. Collective.
 
@@ -49,6 +53,8 @@ def save(
         How many complete checkpoints stay; older ones are removed once this one is whole.
     is_writer : bool, optional
         Whether this rank writes its arrays; by default rank 0 alone, since replicas are equal.
+    extents : mapping of str to Extent, optional
+        Which parts of whole arrays some of them are; padding behind a part is not written.
 
     Returns
     -------
@@ -71,11 +77,12 @@ def save(
             scratch.mkdir(parents=True)
 
     def write() -> dict[str, Any]:
-        return _write(scratch / f"arrays-{comm.rank}.safetensors", arrays) if writes else {}
+        file = scratch / f"arrays-{comm.rank}.safetensors"
+        return _write(file, arrays, extents or {}) if writes else {}
 
     def publish() -> None:
         if comm.rank == 0:
-            index = {"format": 1, "step": step, "state": dict(state), "files": files}
+            index = {"format": 2, "step": step, "state": dict(state), "files": files}
             _publish(scratch, target, index)
             for old in _complete(folder)[:-keep] if keep > 0 else []:
                 shutil.rmtree(old, ignore_errors=True)
@@ -99,13 +106,20 @@ def _everywhere(comm: Communicator, target: Path, function: Callable[[], Any]) -
     return comm.all_gather_json(value)
 
 
-def _write(file: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def _write(
+    file: Path, arrays: Mapping[str, Array], extents: Mapping[str, Extent]
+) -> dict[str, Any]:
     """Write one file; its name with size, hash and the arrays in it."""
     from safetensors.numpy import save_file
 
-    save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, file)
+    tensors, held = {}, {}
+    for name, array in arrays.items():
+        part = extents.get(name)
+        tensors[name] = np.asarray(array if part is None else array[part.at()], order="C")
+        held[name] = None if part is None else part.to_mapping()
+    save_file(tensors, file)
     _sync(file)
-    facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": list(arrays)}
+    facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": held}
     return {file.name: facts}
 
 
@@ -191,9 +205,12 @@ def newest(comm: Communicator, folder: Path) -> Path | None:
 
 
 def load(
-    place: Path, names: Iterable[str] | None = None
+    place: Path,
+    names: Iterable[str] | None = None,
+    extents: Mapping[str, Extent] | None = None,
+    comm: Communicator | None = None,
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Read a checkpoint, or some of its arrays. Local.
+    """Read a checkpoint, or some of its arrays, or parts of them. Local without `comm`.
 
     Parameters
     ----------
@@ -201,6 +218,10 @@ def load(
         As `newest` returned it.
     names : iterable of str, optional
         Which arrays; only files that hold one of them are read. All by default.
+    extents : mapping of str to Extent, optional
+        Parts that are wanted instead of whole arrays, whatever parts the files hold.
+    comm : Communicator, optional
+        Ranks that share the check of the files, each file once; all of them call this.
 
     Returns
     -------
@@ -212,22 +233,38 @@ def load(
     CheckpointError
         If it is incomplete, cut short or altered (names the file), or lacks an array.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     index = _read_index(place)
-    wanted = None if names is None else set(names)
-    arrays: dict[str, Array] = {}
+    held: dict[str, list[Held]] = {}
     for name, facts in index["files"].items():
-        file = place / name
-        if wanted is not None and not wanted & set(facts["arrays"]):
-            continue
-        if (digest := _digest(file)) != facts["blake2b"]:
-            raise CheckpointError(f"{file} was altered: its hash is {digest}, not the index's")
-        try:
-            arrays |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from None
-    if missing := sorted((wanted or set()) - set(arrays)):
-        raise CheckpointError(f"{place} lacks {', '.join(missing[:3])}")
-    return arrays, index["state"]
+        for array, values in _described(facts["arrays"]):
+            held.setdefault(array, []).append((place / name, values))
+    wanted = list(held) if names is None else list(names)
+    problem: CheckpointError | None = None
+    if missing := sorted(set(wanted) - set(held)):
+        problem = CheckpointError(f"{place} lacks {', '.join(missing[:3])}")
+    needed = {file.name for name in wanted for file, _ in held.get(name, ())}
+    mine = sorted(needed) if comm is None else sorted(index["files"])[comm.rank :: comm.size]
+    problem = problem or _altered(place, index["files"], mine)
+    if comm is not None:
+        comm.all_gather_json(problem)
+    elif problem is not None:
+        raise problem
+    with ExitStack() as stack:
+        reader, parts = Reader(place, stack), extents or {}
+        return {n: reader.read(n, held[n], parts.get(n)) for n in wanted}, index["state"]
+
+
+def _described(arrays: Any) -> list[tuple[str, Extent | None]]:
+    """Arrays of a file with what they hold; the first format had whole ones only, in a list."""
+    pairs = arrays.items() if isinstance(arrays, dict) else ((name, None) for name in arrays)
+    return [(name, Extent.from_mapping(v) if v else None) for name, v in pairs]
+
+
+def _altered(place: Path, files: Mapping[str, Any], names: Iterable[str]) -> CheckpointError | None:
+    """What is wrong with the first file whose hash is not that of the index."""
+    for name in names:
+        if (digest := _digest(place / name)) != files[name]["blake2b"]:
+            return CheckpointError(
+                f"{place / name} was altered: its hash is {digest}, not the index's"
+            )
+    return None

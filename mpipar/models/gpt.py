@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpipar.comm import Communicator
 from mpipar.models.config import GPTConfig
 from mpipar.models.layers import Attention, FeedForward
 from mpipar.models.model import Model
@@ -18,10 +19,19 @@ class GPT(Model):
     ----------
     config : GPTConfig
         Its shape.
+    tp : Communicator, optional
+        As in `Model`.
+    sequence_parallel : bool
+        As in `Model`.
     """
 
     halves = (Attention, FeedForward)
     config: GPTConfig
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: GPTConfig,
+        tp: Communicator | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__(config, tp, sequence_parallel)

@@ -1,107 +1,21 @@
-"""The layers that models share: embedding, attention, feed-forward, head, and a block of halves.
+"""The layers that models share: attention, feed-forward, and a block of halves.
 
-Widths come from the configuration in `_shapes` and in the head counts of `Attention`, and from the
+Widths come from the configuration in `_shards` and in the head counts of `Attention`, and from the
 arrays elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from mpipar import nn
-from mpipar.errors import OutOfRange
 from mpipar.models.config import GPTConfig
-from mpipar.models.parts import Gradients, Parameters, Part, Residual, Saved
+from mpipar.models.parts import Gradients, Parameters, Residual, Saved
 from mpipar.nn.array import Array, namespace
-
-
-class Embedding(Part):
-    """Token embedding, and learned positions where the model has them: the first layer."""
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        c = self.config
-        shapes: dict[str, tuple[int, ...]] = {"tok.weight": (c.vocabulary, c.width)}
-        return {**shapes, "pos.weight": (c.sequence, c.width)} if c.learns_positions else shapes
-
-    def forward(
-        self, p: Parameters, tokens: Array, generator: np.random.Generator | None = None
-    ) -> tuple[Array, Saved]:
-        """Look tokens up and add learned positions.
-
-        Parameters
-        ----------
-        p : mapping of str to Array
-            Parameters by full name.
-        tokens : Array
-            Integers of shape ``(batch, sequence)``.
-        generator : numpy.random.Generator, optional
-            Draws dropout masks; none are drawn without it.
-
-        Returns
-        -------
-        tuple of Array and Saved
-            Residual stream of shape ``(batch, sequence, width)``, and what backward needs.
-
-        Raises
-        ------
-        OutOfRange
-            If rows are longer than the configuration's, or a token lies outside the vocabulary.
-        """
-        n = tokens.shape[1]
-        if not 1 <= n <= self.config.sequence:
-            raise OutOfRange("tokens in a row", f"1..{self.config.sequence}", n)
-        weight = p["tok.weight"]
-        x = self.workspace.take(weight, (*tokens.shape, self.config.width))
-        nn.embedding(tokens, weight, out=x)
-        xp = namespace(x)
-        if self.config.learns_positions:
-            positions = p["pos.weight"][:n, :]
-            for row in range(x.shape[0]):
-                xp.add(x[row, ...], positions, out=x[row, ...])
-        saved: Saved = {"tokens": tokens}
-        slope = self._dropout(x, saved, generator)
-        if slope is not None:
-            xp.multiply(x, slope, out=x)
-        return x, saved
-
-    def backward_input(self, saved: Saved, grad: Array) -> None:
-        """Keep what the weights need: there is no input gradient.
-
-        Parameters
-        ----------
-        saved : Saved
-            As `forward` returned it.
-        grad : Array
-            Gradient of the stream; belongs to `saved` from now on.
-        """
-        saved["grad"] = grad
-        saved["grad_rows"] = self._dropout_backward(grad, saved)
-
-    def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        """Write the weight gradients, last parameter first, and release what was saved.
-
-        Parameters
-        ----------
-        saved : Saved
-            As `backward_input` left it.
-        gradients : Gradients
-            Where they go; a tied head has written there before.
-        """
-        rows, tied = saved["grad_rows"], self.config.tied
-        if self.config.learns_positions:
-            gradients.put("pos.weight", _position_backward, rows)
-        gradients.put("tok.weight", nn.embedding_backward, saved["tokens"], rows, add=tied)
-        self.release(saved)
-
-
-def _position_backward(grad: Array, out: Array, accumulate: bool) -> Array:
-    xp = namespace(grad)
-    if not accumulate:
-        out[...] = 0
-    rows = out[: grad.shape[1], :]
-    return xp.add(rows, xp.sum(grad, axis=0), out=rows)
+from mpipar.tensor_parallel.parameter import ShardedParameter, check_heads
 
 
 class Attention(Residual):
@@ -111,14 +25,19 @@ class Attention(Residual):
     closing = "proj"
     grad_inner = "grad_qkv"
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shards(self) -> dict[str, ShardedParameter]:
         c = self.config
-        n_qkv = (c.n_heads + 2 * c.kv_heads) * c.head_width
+        qkv = tuple(n * c.head_width for n in (c.n_heads, c.kv_heads, c.kv_heads))
         return {
-            **self._with_bias("ln1", c.width),
-            **self._with_bias("qkv", n_qkv, c.width),
-            **self._with_bias("proj", c.width, c.n_heads * c.head_width),
+            **self._norm_shards("ln1"),
+            **self._linear_shards("qkv", sum(qkv), c.width, 0, qkv),
+            **self._linear_shards("proj", c.width, qkv[0], 1),
         }
+
+    @cached_property
+    def _n_heads(self) -> tuple[int, int]:
+        """This rank's query heads, and its key and value heads."""
+        return check_heads(self.config.n_heads, self.config.kv_heads, self.tp.size)
 
     def _heads(self, x: Array) -> Array:
         """View (batch, sequence, heads * head_width) as (batch, heads, sequence, head_width)."""
@@ -127,8 +46,8 @@ class Attention(Residual):
         return xp.permute_dims(split, (0, 2, 1, 3))
 
     def _split(self, qkv: Array) -> tuple[Array, Array, Array]:
-        heads, n_q = self._heads(qkv), self.config.n_heads
-        n_kv = n_q + self.config.kv_heads
+        heads, (n_q, n_kv) = self._heads(qkv), self._n_heads
+        n_kv += n_q
         return heads[:, :n_q, :, :], heads[:, n_q:n_kv, :, :], heads[:, n_kv:, :, :]
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
@@ -136,7 +55,7 @@ class Attention(Residual):
         if (bias := self._bias("qkv", p)) is not None:
             namespace(h).add(qkv, bias, out=qkv)
         self._rotate(qkv, nn.rotary)
-        attended = self._like(h, self.config.n_heads * self.config.head_width)
+        attended = self._like(h, self._n_heads[0] * self.config.head_width)
         q, k, v = self._split(qkv)
         _, saved["lse"] = nn.causal_attention(q, k, v, out=self._heads(attended))
         return attended
@@ -173,12 +92,12 @@ class FeedForward(Residual):
     config: GPTConfig
     grad_inner = "grad_up"
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shards(self) -> dict[str, ShardedParameter]:
         width, hidden = self.config.width, self.config.hidden
         return {
-            **self._with_bias("ln2", width),
-            **self._with_bias("up", hidden, width),
-            **self._with_bias("down", width, hidden),
+            **self._norm_shards("ln2"),
+            **self._linear_shards("up", hidden, width, 0),
+            **self._linear_shards("down", width, hidden, 1),
         }
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
@@ -192,115 +111,6 @@ class FeedForward(Residual):
 
     def _inner_weight(self, saved: Saved, gradients: Gradients) -> None:
         self._linear_weight("up", saved["normed"], saved["grad_up"], gradients)
-
-
-class Head(Part):
-    """Final norm, projection to the vocabulary and loss: the last layer."""
-
-    @property
-    def _weight(self) -> str:
-        return "tok.weight" if self.config.tied else "head.weight"
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        c = self.config
-        shapes = self._with_bias("ln", c.width)
-        return shapes if c.tied else {**shapes, "head.weight": (c.vocabulary, c.width)}
-
-    def forward(
-        self, p: Parameters, x: Array, targets: Array, loss_scale: float = 1.0
-    ) -> tuple[float, Saved]:
-        """Sum of the cross-entropies of the targets.
-
-        Parameters
-        ----------
-        p : mapping of str to Array
-            Parameters by full name.
-        x : Array
-            Residual stream, shape ``(batch, sequence, width)``; given back to the workspace.
-        targets : Array
-            Integers of shape ``(batch, sequence)``.
-        loss_scale : float
-            Factor on the loss.
-
-        Returns
-        -------
-        tuple of float and Saved
-            `loss_scale` times the sum, and what backward needs.
-        """
-        c = self.config
-        saved: Saved = {"targets": targets, "scale": loss_scale}
-        logits = saved["logits"] = self.logits(p, x, saved)
-        loss, saved["lse"] = nn.cross_entropy(logits, targets, c.ignore_index, c.label_smoothing)
-        return loss_scale * loss, saved
-
-    def logits(self, p: Parameters, x: Array, saved: Saved) -> Array:
-        """Scores of all tokens.
-
-        Parameters
-        ----------
-        p : mapping of str to Array
-            Parameters by full name.
-        x : Array
-            Residual stream, shape ``(batch, sequence, width)``; given back to the workspace.
-        saved : Saved
-            Receives what backward needs of the norm.
-
-        Returns
-        -------
-        Array
-            Shape ``(batch, sequence, vocabulary)``.
-        """
-        h = self._norm("ln", p, x, saved)
-        self.workspace.give(x)
-        weight = p[self._weight]
-        return nn.linear(h, weight, out=self._like(h, weight.shape[0]))
-
-    def backward_input(self, p: Parameters, saved: Saved) -> Array:
-        """Gradient of the residual stream; gradients that the weights need are saved.
-
-        Parameters
-        ----------
-        p : mapping of str to Array
-            Parameters by full name.
-        saved : Saved
-            As `forward` returned it.
-
-        Returns
-        -------
-        Array
-            Shape ``(batch, sequence, width)``.
-        """
-        c, logits = self.config, saved["logits"]
-        # In place of the logits, which nothing reads again.
-        nn.cross_entropy_backward(
-            logits,
-            saved["targets"],
-            saved["lse"],
-            saved["scale"],
-            c.ignore_index,
-            c.label_smoothing,
-            out=logits,
-        )
-        h = nn.linear_backward_input(logits, p[self._weight], out=self._like(logits, c.width))
-        x = self._norm_backward("ln", p, h, saved)
-        self.release(saved, ("normed", "logits", "norm_sums"))
-        return x
-
-    def backward_weight(self, saved: Saved, gradients: Gradients) -> None:
-        """Write the weight gradients, last parameter first, and release what was saved.
-
-        Parameters
-        ----------
-        saved : Saved
-            As `backward_input` left it.
-        gradients : Gradients
-            Where they go; a tied embedding adds to it later.
-        """
-        arrays = (saved["normed"], saved["logits"])
-        last = not self.config.tied
-        gradients.put(self._weight, nn.linear_backward_weight, *arrays, last=last)
-        self._norm_weight("ln", saved, gradients)
-        self.release(saved)
 
 
 class Block:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpipar import nn
+from mpipar.comm import Communicator
 from mpipar.models.config import LlamaConfig
 from mpipar.models.layers import Attention
 from mpipar.models.model import Model
 from mpipar.models.parts import Gradients, Parameters, Residual, Saved
 from mpipar.nn.array import Array, arange_like, namespace
+from mpipar.tensor_parallel.parameter import ShardedParameter
 
 
 class RotaryAttention(Attention):
@@ -21,7 +23,7 @@ class RotaryAttention(Attention):
         c = self.config
         batch, n = qkv.shape[:2]
         heads = namespace(qkv).reshape(qkv, (batch, n, -1, c.head_width))
-        turned = heads[:, :, : c.n_heads + c.kv_heads, :]
+        turned = heads[:, :, : sum(self._n_heads), :]
         rotate(turned, *self._tables(qkv, n), out=turned)
 
     def _tables(self, like: Array, n: int) -> tuple[Array, Array]:
@@ -44,12 +46,12 @@ class SwiGLU(Residual):
     grad_inner = "slopes"
     config: LlamaConfig
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shards(self) -> dict[str, ShardedParameter]:
         width, hidden = self.config.width, self.config.hidden
         return {
-            **self._with_bias("ln2", width),
-            **self._with_bias("gate_up", 2 * hidden, width),
-            **self._with_bias("down", width, hidden),
+            **self._norm_shards("ln2"),
+            **self._linear_shards("gate_up", 2 * hidden, width, 0, (hidden, hidden)),
+            **self._linear_shards("down", width, hidden, 1),
         }
 
     def _inner(self, p: Parameters, h: Array, saved: Saved) -> Array:
@@ -78,10 +80,19 @@ class Llama(Model):
     ----------
     config : LlamaConfig
         Its shape.
+    tp : Communicator, optional
+        As in `Model`.
+    sequence_parallel : bool
+        As in `Model`.
     """
 
     halves = (RotaryAttention, SwiGLU)
     config: LlamaConfig
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tp: Communicator | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__(config, tp, sequence_parallel)

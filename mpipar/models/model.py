@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpipar.comm import Communicator
 from mpipar.errors import EmptyInput, UnsupportedArray
 from mpipar.models.config import ModelConfig
-from mpipar.models.layers import Block, Embedding, Head
+from mpipar.models.ends import Embedding, Head
+from mpipar.models.layers import Block
+from mpipar.models.parallel import TensorParallel
 from mpipar.models.parts import Gradients, OnReady, Parameters, Residual, Saved, Streams
 from mpipar.models.workspace import Workspace
 from mpipar.nn.array import Array
 from mpipar.nn.checks import check_shape
+from mpipar.tensor_parallel.parameter import ShardedParameter, check_heads
+from mpipar.tensor_parallel.random import draw_parameter
 
 
 @dataclass
@@ -42,11 +47,18 @@ class Model:
     ----------
     config : ModelConfig
         Its shape.
+    tp : Communicator, optional
+        The tensor-parallel group: each rank holds its part of every weight, and all methods that
+        compute are collective. The heads, `width` and the hidden width must divide.
+    sequence_parallel : bool
+        Split what lies between the layers along the sequence; after a backward pass, `finish`.
 
     Attributes
     ----------
     halves : tuple of type
         Parts of a block, in forward order.
+    shards : dict of str to ShardedParameter
+        Which part of each parameter a rank holds, in forward order.
     workspace : Workspace
         Owns the activation buffers between steps.
     embedding, blocks, head
@@ -55,27 +67,62 @@ class Model:
 
     halves: tuple[type[Residual], ...] = ()
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: Communicator | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
         self.config = config
         self.workspace = Workspace()
-        self.embedding = Embedding(config, self.workspace)
+        self.tp = TensorParallel(tp, sequence_parallel)
+        check_heads(config.n_heads, config.kv_heads, self.tp.size)
+        self.embedding = Embedding(config, self.workspace, tp=self.tp)
         self.blocks = [
-            Block([half(config, self.workspace, f"blocks.{i}.") for half in self.halves])
+            Block([half(config, self.workspace, f"blocks.{i}.", self.tp) for half in self.halves])
             for i in range(config.n_layers)
         ]
-        self.head = Head(config, self.workspace)
+        self.head = Head(config, self.workspace, tp=self.tp)
+        inner = [half for block in self.blocks for half in block.halves]
+        parts = [self.embedding, *inner, self.head]
+        self.shards = {name: shard for part in parts for name, shard in part.shards.items()}
+        self._shapes = {name: shard.local_shape for name, shard in self.shards.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the parameter shapes by name, in forward order.
+        """Return the shapes of this rank's parameters by name, in forward order.
 
         Returns
         -------
         dict of str to tuple of int
             Shapes.
         """
-        inner = [block.shapes() for block in self.blocks]
-        parts = [self.embedding.shapes(), *inner, self.head.shapes()]
-        return {name: shape for part in parts for name, shape in part.items()}
+        return dict(self._shapes)
+
+    def stream_shape(self, n: int, sequence: int) -> tuple[int, int, int]:
+        """Shape of this rank's residual stream.
+
+        Parameters
+        ----------
+        n, sequence : int
+            Rows of tokens, and tokens of a row.
+
+        Returns
+        -------
+        tuple of int
+            Rows, tokens and width.
+        """
+        return n, self.tp.n_rows(sequence), self.config.width
+
+    def finish(self, gradients: Parameters) -> None:
+        """Complete the gradients of all microbatches under sequence parallelism. Collective.
+
+        Parameters
+        ----------
+        gradients : mapping of str to Array
+            Those of norms and positions are summed over the ranks, in place.
+        """
+        names = (n for n in self.shards if n.split(".")[-2] in ("ln", "ln1", "ln2", "pos"))
+        self.tp.finish(gradients, names)
 
     def init(
         self,
@@ -83,7 +130,7 @@ class Model:
         dtype: np.typing.DTypeLike = np.float32,
         names: Iterable[str] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Draw parameters; each depends on the seed and its own name only.
+        """Draw parameters; each depends on the seed and its own name only, whatever the degree.
 
         Embeddings are N(0, 0.02), weights have variance ``1 / (3 n_in)``, those that end a residual
         branch are divided by ``sqrt(2 n_layers)`` (GPT-2), biases are 0 and norm weights 1.
@@ -102,30 +149,33 @@ class Model:
         dict of str to numpy.ndarray
             Parameters in forward order.
         """
-        chosen = set(self.shapes() if names is None else names)
-        shapes = {name: shape for name, shape in self.shapes().items() if name in chosen}
-        return {name: self._draw(seed, name, s).astype(dtype) for name, s in shapes.items()}
+        chosen = set(self.shards if names is None else names)
+        return {n: self._draw(seed, n, s, dtype) for n, s in self.shards.items() if n in chosen}
 
-    def _draw(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _draw(
+        self, seed: int, name: str, shard: ShardedParameter, dtype: np.typing.DTypeLike
+    ) -> np.ndarray:
+        shape = shard.shape
         if name.endswith("bias"):
-            return np.zeros(shape)
+            return np.zeros(shard.local_shape, dtype)
         if len(shape) == 1:
-            return np.ones(shape)
+            return np.ones(shape, dtype)
         std = 0.02 if name in ("tok.weight", "pos.weight") else 1.0 / math.sqrt(3 * shape[1])
         if name.endswith(("proj.weight", "down.weight")):
             std /= math.sqrt(2 * self.config.n_layers)
         stream = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
-        return np.random.Generator(np.random.Philox(stream)).normal(0.0, std, shape)
+        generator = np.random.Generator(np.random.Philox(stream))
+        return draw_parameter(lambda s: generator.normal(0.0, std, s), shard, self.tp.rank, dtype)
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
     def _check(self, parameters: Parameters, tokens: Array) -> None:
-        missing = [name for name in self.shapes() if name not in parameters]
+        missing = [name for name in self._shapes if name not in parameters]
         if missing:
             raise EmptyInput(self._name, f"parameters lack {', '.join(missing[:3])}")
-        for name, shape in self.shapes().items():
+        for name, shape in self._shapes.items():
             check_shape(self._name, name, parameters[name], shape)
         if tokens.ndim != 2 or tokens.shape[0] < 1:
             raise UnsupportedArray(
@@ -220,7 +270,7 @@ class Model:
             raise EmptyInput(
                 f"{self._name}.backward", "this context was used up; call forward again"
             )
-        missing = [name for name in self.shapes() if name not in gradients]
+        missing = [name for name in self._shapes if name not in gradients]
         if missing:
             raise EmptyInput(f"{self._name}.backward", f"gradients lack {', '.join(missing[:3])}")
         to = Gradients(gradients, accumulate, on_ready)
@@ -272,7 +322,7 @@ class Model:
         saved: Saved = {}
         logits = self.head.logits(parameters, self._stream(parameters, tokens), saved)
         self.head.release(saved)
-        return logits
+        return self.head.joined(logits)
 
     def _stream(self, parameters: Parameters, tokens: Array) -> Array:
         """The residual stream after the last block."""
@@ -299,6 +349,6 @@ class Model:
         """
         c = self.config
         lookups = {"tok.weight", "pos.weight"} - ({"tok.weight"} if c.tied else set())
-        weights = [s for n, s in self.shapes().items() if len(s) == 2 and n not in lookups]
-        n_weights = sum(math.prod(s) for s in weights)
+        weights = [s.shape for n, s in self.shards.items() if n not in lookups]
+        n_weights = sum(math.prod(s) for s in weights if len(s) == 2)
         return n_tokens * (6 * n_weights + 12 * c.n_layers * c.width * c.sequence)

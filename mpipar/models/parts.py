@@ -10,14 +10,18 @@ The residual stream is updated in place: what a part returns is the array that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mpipar import nn
 from mpipar.models.config import ModelConfig
+from mpipar.models.parallel import TensorParallel
 from mpipar.models.workspace import Workspace
 from mpipar.nn.array import Array, store
+from mpipar.tensor_parallel.parameter import ShardedParameter
+from mpipar.tensor_parallel.random import dropout_slope_shard
 
 Saved = dict[str, Any]
 """What a part keeps between forward and the end of its backward, mostly arrays."""
@@ -118,25 +122,39 @@ class Part:
         Lends activation buffers.
     prefix : str
         Start of the parameter names, such as ``"blocks.0."``.
+    tp : TensorParallel, optional
+        Who shares the weights; by default this rank alone has them.
     """
 
-    def __init__(self, config: ModelConfig, workspace: Workspace, prefix: str = "") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        workspace: Workspace,
+        prefix: str = "",
+        tp: TensorParallel | None = None,
+    ) -> None:
         self.config = config
         self.workspace = workspace
         self.prefix = prefix
+        self.tp = TensorParallel() if tp is None else tp
+
+    @cached_property
+    def shards(self) -> dict[str, ShardedParameter]:
+        """Which part of each parameter a rank holds, by full name, in forward order."""
+        return {self.prefix + name: shard for name, shard in self._shards().items()}
+
+    def _shards(self) -> dict[str, ShardedParameter]:
+        raise NotImplementedError
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the parameter shapes by full name, in forward order.
+        """Return the shapes of this rank's parameters by full name, in forward order.
 
         Returns
         -------
         dict of str to tuple of int
             Shapes.
         """
-        return {self.prefix + name: shape for name, shape in self._shapes().items()}
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        raise NotImplementedError
+        return {name: shard.local_shape for name, shard in self.shards.items()}
 
     def release(self, saved: Saved, but: Iterable[str] = ()) -> None:
         """Give saved arrays back to the workspace.
@@ -165,21 +183,34 @@ class Part:
             saved["rstd"] = nn.rms_norm(x, weight, eps, h, xhat)[2]
         else:
             saved["rstd"] = nn.layer_norm(x, weight, bias, eps, h, xhat)[2]
-        return h
+        if (whole := self.tp.whole(h)) is not h:
+            self.workspace.give(h)
+            saved["normed"] = whole
+        return whole
 
     def _bias(self, name: str, p: Parameters) -> Array | None:
         return p[f"{self.prefix}{name}.bias"] if self.config.has_bias else None
 
-    def _with_bias(self, name: str, n_out: int, n_in: int = 0) -> dict[str, tuple[int, ...]]:
-        """Shapes of a linear map, or of a norm where `n_in` is 0."""
-        shape = (n_out, n_in) if n_in else (n_out,)
-        weight: dict[str, tuple[int, ...]] = {f"{name}.weight": shape}
-        return {**weight, f"{name}.bias": (n_out,)} if self.config.has_bias else weight
+    def _norm_shards(self, name: str) -> dict[str, ShardedParameter]:
+        kinds = ("weight", "bias") if self.config.has_bias else ("weight",)
+        return {f"{name}.{kind}": self.tp.shard((self.config.width,)) for kind in kinds}
+
+    def _linear_shards(
+        self, name: str, n_out: int, n_in: int, dim: int, segments: tuple[int, ...] = ()
+    ) -> dict[str, ShardedParameter]:
+        """A map whose outputs (`dim` 0, with the bias) or inputs (1) are split."""
+        found = {f"{name}.weight": self.tp.shard((n_out, n_in), dim, segments)}
+        if self.config.has_bias:
+            found[f"{name}.bias"] = self.tp.shard((n_out,), None if dim else 0, segments)
+        return found
 
     def _norm_backward(
         self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None = None
     ) -> Array:
         """The gradients of weight and bias cost nothing extra here, and `grad` is freed."""
+        terms, grad = grad, self.tp.summed(grad)
+        if terms is not grad:
+            self.workspace.give(terms)
         weight, xhat = p[f"{self.prefix}{name}.weight"], saved["normalized"]
         sums = saved["norm_sums"] = self.workspace.take(grad, (2, grad.shape[-1]))
         to = self._like(grad)
@@ -215,6 +246,13 @@ class Part:
     ) -> Array | None:
         if not self.config.dropout or generator is None:
             return None
+        if self.tp.sequence_parallel:
+            batch, n, width = x.shape
+            first = self.tp.rank * n
+            part = (slice(None), slice(first, first + n), slice(None))
+            whole = (batch, n * self.tp.size, width)
+            saved["dropped"] = dropout_slope_shard(x, self.config.dropout, generator, whole, part)
+            return saved["dropped"]
         saved["dropped"] = self._like(x)
         return nn.dropout_slope(x, self.config.dropout, generator, out=saved["dropped"])
 
@@ -265,10 +303,11 @@ class Residual(Part):
         """
         saved: Saved = {}
         saved["inner"] = self._inner(p, self._norm(self.norm, p, x, saved), saved)
-        branch = self._linear(self.closing, p, saved["inner"])
+        terms = self._linear(self.closing, p, saved["inner"])
+        branch = self.tp.summed(terms)
         slope = self._dropout(x, saved, generator)
         nn.add_residual(x, branch, self._bias(self.closing, p), slope)
-        self.workspace.give(branch)
+        self.workspace.give(terms)
         return x, saved
 
     def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> Array:
@@ -289,7 +328,8 @@ class Residual(Part):
             A new array of the shape of `grad`.
         """
         saved["grad"] = grad
-        saved["grad_closing"] = self._dropout_backward(grad, saved)
+        saved["grad_dropped"] = self._dropout_backward(grad, saved)
+        saved["grad_closing"] = self.tp.whole(saved["grad_dropped"])
         inner = self._linear_backward(self.closing, p, saved["grad_closing"])
         h = self._inner_backward(p, inner, saved)
         x = self._norm_backward(self.norm, p, h, saved, residual=grad)

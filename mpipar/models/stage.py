@@ -143,7 +143,7 @@ class ModelStage:
 
     def _spec(self, microbatch: int) -> Spec:
         n, columns = self._rows[microbatch].shape
-        return (n, columns - 1, self.model.config.width), self._dtype
+        return self.model.stream_shape(n, columns - 1), self._dtype
 
     # -- one microbatch ---------------------------------------------------------------------
 

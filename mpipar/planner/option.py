@@ -9,14 +9,7 @@ from typing import Any
 from mpipar.planner.spec import ModelSpec
 from mpipar.units import Bytes, Seconds
 
-RUNNABLE: dict[str, Any] = {
-    "max_tp": 1,
-    "max_cp": 1,
-    "max_chunks": 2,
-    "recompute": (0,),
-    "zero": (0,),
-    "sp": (False,),
-}
+RUNNABLE: dict[str, Any] = {"max_cp": 1, "max_chunks": 2, "recompute": (0,), "zero": (0,)}
 """Limits of what `mpipar train` runs today."""
 
 
@@ -25,10 +18,10 @@ def not_runnable(spec: ModelSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
     needs = {
         f"{spec.family} models": spec.family != "gpt",
         "experts": spec.n_experts > 1,
-        "tensor parallelism": row["tp"] > RUNNABLE["max_tp"],
+        "copied key and value heads": spec.kv_heads % row["tp"] > 0,
         "context parallelism": row["cp"] > 1,
         "expert parallelism": row["ep"] > 1,
-        "sequence parallelism": row["sp"],
+        "uneven parts of a sequence": row["sp"] and spec.sequence % row["tp"] > 0,
         f"{row['recompute']} recompute": row["recompute"] != "none",
         f"ZeRO {row['zero']}": row["zero"] > 0,
         f"{row['chunks']} chunks a stage": row["chunks"] > 2,

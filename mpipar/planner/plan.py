@@ -232,7 +232,9 @@ def make_plan(pricing: Pricing, batch: int, choices: Choices = ALL) -> Plan:
     priced = _scored(pricing, found)
     options: tuple[Option, ...] = ()
     if not not_runnable(pricing.spec, Configs.of().row(0)):
-        options = _scored(pricing, pricing.search(batch, replace(choices, **RUNNABLE)))
+        limits = replace(choices, **RUNNABLE, max_tp=min(choices.max_tp, pricing.spec.kv_heads))
+        scored = _scored(pricing, pricing.search(batch, limits))
+        options = tuple(option for option in scored if not option.missing)
     best = (options or priced)[0]
     step = float(pricing.spec.step_flops(batch))
     return Plan(

@@ -144,6 +144,7 @@ def recipe_toml(plan: Plan) -> str:
         f"batch = {plan.batch}",
         f"microbatches = {row['n_micro']}",
         f'schedule = "{schedule}"',
+        f"sequence_parallel = {str(bool(row['sp'])).lower()}",
         "",
         "[plan]",
         f"step_s = {float(plan.options[0].seconds)!r}",

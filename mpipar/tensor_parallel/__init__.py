@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ReduceScatterAllGather,
         SplitGather,
     )
-    from mpipar.tensor_parallel.random import draw_shard, dropout_slope_shard
+    from mpipar.tensor_parallel.random import draw_parameter, draw_shard, dropout_slope_shard
     from mpipar.tensor_parallel.sequence import SequenceParallelNorm, sum_replicated
     from mpipar.tensor_parallel.vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
 
@@ -47,6 +47,7 @@ __all__ = [
     "VocabParallelCrossEntropy",
     "VocabParallelEmbedding",
     "check_heads",
+    "draw_parameter",
     "draw_shard",
     "dropout_slope_shard",
     "sum_replicated",
@@ -62,7 +63,7 @@ _ACTING = {
         "ReduceScatterAllGather",
         "SplitGather",
     ),
-    "random": ("draw_shard", "dropout_slope_shard"),
+    "random": ("draw_parameter", "draw_shard", "dropout_slope_shard"),
     "sequence": ("SequenceParallelNorm", "sum_replicated"),
     "vocabulary": ("VocabParallelCrossEntropy", "VocabParallelEmbedding"),
 }

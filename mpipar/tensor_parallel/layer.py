@@ -79,12 +79,12 @@ class ParallelLayer:
             for name, shard in self.parameters.items()
         }
 
-    def _put(self, gradients: Any, name: str, compute: Any, *args: Array) -> None:
+    def _put(self, gradients: Any, name: str, compute: Any, *args: Array, **how: bool) -> None:
         """Into a model's sink of gradients, or a plain mapping of arrays."""
         full = self.prefix + name
         if hasattr(gradients, "put"):
-            gradients.put(full, compute, *args)
+            gradients.put(full, compute, *args, **how)
         elif full in gradients:
-            compute(*args, out=gradients[full])
+            compute(*args, out=gradients[full], accumulate=how.get("add", False))
         else:
             gradients[full] = compute(*args)

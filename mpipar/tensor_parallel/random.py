@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 from mpipar import nn
 from mpipar.errors import LayoutError
 from mpipar.tensor_parallel.operators import Array
+from mpipar.tensor_parallel.parameter import ShardedParameter
 
 _CHUNK_BYTES = 256 * 1024
 Part = tuple[slice, ...]
@@ -61,6 +62,44 @@ def draw_shard(
         rows[at : at + n] = drawn[wanted][:, columns]
         at += n
     return out
+
+
+def draw_parameter(
+    draw: Callable[[tuple[int, int]], Array],
+    shard: ShardedParameter,
+    rank: int,
+    dtype: DTypeLike = np.float32,
+) -> Array:
+    """Draw a matrix row by row and keep what a rank holds of it.
+
+    Parameters
+    ----------
+    draw : callable
+        As in `draw_shard`.
+    shard : ShardedParameter
+        Of a matrix.
+    rank : int
+        Which rank.
+    dtype : dtype
+        Of the result.
+
+    Returns
+    -------
+    ndarray
+        Equal to ``shard.cut(draw(shard.shape), rank)``.
+    """
+    n_in = shard.shape[1]
+    if shard.dim is None:
+        return draw_shard(draw, shard.shape, (slice(None), slice(None)), dtype)
+    if shard.dim == 1:
+        [columns] = shard.ranges(rank)
+        return draw_shard(draw, shard.shape, (slice(None), slice(*columns)), dtype)
+    local, at, first = np.zeros(shard.local_shape, dtype), 0, 0
+    for size, (start, stop) in zip(shard.segments, shard.ranges(rank), strict=True):
+        part = (slice(start - first, stop - first), slice(None))
+        local[at : at + stop - start] = draw_shard(draw, (size, n_in), part, dtype)
+        at, first = at + stop - start, first + size
+    return local
 
 
 def dropout_slope_shard(

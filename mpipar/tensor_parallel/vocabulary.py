@@ -106,7 +106,7 @@ class VocabParallelEmbedding(ParallelLayer):
             grad = np.asarray(self.comm.all_gather(grad, dim=-2))
         saved["grad"] = grad
 
-    def backward_weight(self, saved: Saved, gradients: Any) -> None:
+    def backward_weight(self, saved: Saved, gradients: Any, add: bool = False) -> None:
         """Write the gradient of this rank's rows and release what was saved.
 
         Parameters
@@ -115,11 +115,12 @@ class VocabParallelEmbedding(ParallelLayer):
             As `backward_input` left it.
         gradients : mapping of str to ndarray, or a model's ``Gradients``
             Where it goes; a mapping must hold an array for it.
+        add : bool
+            A tied head wrote to it before.
         """
         inside = saved["inside"]
-        self._put(
-            gradients, "weight", self._table_gradient, saved["index"][inside], saved["grad"][inside]
-        )
+        arrays = (saved["index"][inside], saved["grad"][inside])
+        self._put(gradients, "weight", self._table_gradient, *arrays, add=add)
         saved.clear()
 
     def _table_gradient(

@@ -34,6 +34,7 @@ class Engine(Protocol):
     """What the trainer asks for; every method is collective over the mesh."""
 
     dp: DataParallel
+    model: Model
 
     @property
     def communication_s(self) -> float:
@@ -58,7 +59,7 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
     Parameters
     ----------
     mesh : Mesh
-        Degrees dp and pp.
+        Degrees dp, pp and tp.
     recipe : Recipe
         Model, schedule and numbers.
     dtype : dtype
@@ -69,7 +70,9 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
     Engine
         Parameters drawn from the seed, equal for every mesh.
     """
-    model = build_model(recipe.model)
+    tp = mesh.comm("tp")
+    tp.deterministic = recipe.train.deterministic
+    model = build_model(recipe.model, tp, recipe.train.sequence_parallel)
     if mesh.degree("pp") > 1:
         return PipelineEngine(mesh, model, recipe, dtype)
     return ReplicaEngine(mesh, model, recipe, dtype)
@@ -78,17 +81,41 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
 class _Base:
     """What both engines share: data parallelism over this rank's parameters."""
 
-    def __init__(self, mesh: Mesh, parameters: dict[str, Array], recipe: Recipe) -> None:
+    def __init__(
+        self, mesh: Mesh, model: Model, parameters: dict[str, Array], recipe: Recipe
+    ) -> None:
         group = mesh.comm("dp")
         group.deterministic = recipe.train.deterministic
-        self.mesh = mesh
+        self.mesh, self.model = mesh, model
         self.dp = DataParallel(group, parameters, allow_empty=True)
         self._other_s = 0.0
+        self._parts = mesh.comm("pp", "tp")
+        # Gradients that are counted by another rank of `_parts`.
+        self._counted_elsewhere = [
+            n for n in parameters if model.tp.rank and model.shards[n].dim is None
+        ]
 
     @property
     def communication_s(self) -> float:
         """Seconds spent in communication so far."""
-        return self.dp.communication_s + self._other_s
+        return self.dp.communication_s + self.model.tp.communication_s + self._other_s
+
+    def gradient_norm(self) -> float:
+        """Norm over all parameters of the model, each once, whoever holds it.
+
+        Returns
+        -------
+        float
+            Equal on every rank.
+        """
+        norm = self.dp.gradient_norm()
+        if self._parts.size == 1:
+            return norm
+        squares = norm**2
+        for name in self._counted_elsewhere:
+            again = self.dp.gradients[name].astype(np.float64).reshape(-1)
+            squares -= float(np.dot(again, again))
+        return float(np.sqrt(self._parts.all_reduce(np.array(squares), deterministic=True)))
 
 
 class ReplicaEngine(_Base):
@@ -107,8 +134,7 @@ class ReplicaEngine(_Base):
     """
 
     def __init__(self, mesh: Mesh, model: Model, recipe: Recipe, dtype: np.dtype[Any]) -> None:
-        super().__init__(mesh, model.init(recipe.train.seed, dtype), recipe)
-        self.model = model
+        super().__init__(mesh, model, model.init(recipe.train.seed, dtype), recipe)
 
     def run(self, rows: Sequence[Rows], noise: Noise, scale: float) -> float:
         """Forward and backward, one microbatch after the other; sums gradients over dp.
@@ -135,17 +161,8 @@ class ReplicaEngine(_Base):
             on_ready = dp.ready if i == len(rows) - 1 else None
             self.model.backward(dp.parameters, context, dp.gradients, i > 0, on_ready)
         dp.finish()
+        self.model.finish(dp.gradients)
         return loss
-
-    def gradient_norm(self) -> float:
-        """Norm over all parameters.
-
-        Returns
-        -------
-        float
-            Equal on every rank.
-        """
-        return self.dp.gradient_norm()
 
     def evaluate(self, rows: Rows) -> float:
         """Summed loss of some rows.
@@ -194,8 +211,7 @@ class PipelineEngine(_Base):
             for s in schedule.stages_of(self.pp.rank)
         }
         names = [name for stage in self.stages.values() for name in stage.names()]
-        super().__init__(mesh, model.init(recipe.train.seed, dtype, names), recipe)
-        self.model = model
+        super().__init__(mesh, model, model.init(recipe.train.seed, dtype, names), recipe)
         self.executor = PipelineExecutor(
             self.pp, schedule, self.stages, self._ready, model.workspace
         )
@@ -204,6 +220,8 @@ class PipelineEngine(_Base):
         self._owners = schedule.stage_to_rank.tolist()
         ends = {self._owners[0], self._owners[-1]}
         self._shares_tied = model.config.tied and len(ends) > 1 and self.pp.rank in ends
+        if self._shares_tied and self.pp.rank == self._owners[0]:
+            self._counted_elsewhere.append("tok.weight")
 
     def _ready(self, stage: int) -> None:
         """The gradients of a stage are done: their data-parallel sum may start."""
@@ -234,6 +252,7 @@ class PipelineEngine(_Base):
         if self._shares_tied:
             self._sum_tied()
         self.dp.finish()
+        self.model.finish(self.dp.gradients)
         return sum(stage.loss for stage in self.stages.values())
 
     def _sum_tied(self) -> None:
@@ -248,20 +267,6 @@ class PipelineEngine(_Base):
         np.add(mine, other, out=mine)
         self.model.workspace.give(other)
         self._other_s += time.perf_counter() - start
-
-    def gradient_norm(self) -> float:
-        """Norm over the parameters of all stages, a tied embedding once.
-
-        Returns
-        -------
-        float
-            Equal on every rank.
-        """
-        squares = self.dp.gradient_norm() ** 2
-        if self._shares_tied and self.pp.rank == self._owners[0]:
-            tied = self.dp.gradients["tok.weight"].astype(np.float64).reshape(-1)
-            squares -= float(np.dot(tied, tied))
-        return float(np.sqrt(self.pp.all_reduce(np.array(squares), deterministic=True)))
 
     def evaluate(self, rows: Rows) -> float:
         """Summed loss of some rows, stage after stage.
@@ -284,7 +289,7 @@ class PipelineEngine(_Base):
                 continue
             before = self._owners[number - 1] if number else owner
             if before != owner:
-                shape = (rows.shape[0], rows.shape[1] - 1, self.model.config.width)
+                shape = self.model.stream_shape(rows.shape[0], rows.shape[1] - 1)
                 buffer = workspace.take(np.empty(0, self._dtype), shape)
                 x = self.pp.recv(buffer, before, 2 * number)
             x, loss = stage.evaluate(self.dp.parameters, rows, x)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpipar.checkpoint import open_pretrained
 from mpipar.comm import Communicator
 from mpipar.errors import ParallelismError, RecipeError
-from mpipar.models import ModelConfig
+from mpipar.models import Model, ModelConfig
 from mpipar.train.recipe import Recipe
 
 Array = NDArray[Any]
@@ -19,7 +19,9 @@ Array = NDArray[Any]
 _FREE = {"dropout", "sequence", "ignore_index", "label_smoothing"}
 
 
-def take_weights(comm: Communicator, recipe: Recipe, parameters: Mapping[str, Array]) -> None:
+def take_weights(
+    comm: Communicator, recipe: Recipe, parameters: Mapping[str, Array], model: Model
+) -> None:
     """Read the weights of ``train.init`` into this rank's parameters; no others are read.
 
     Collective: an error of one rank is raised on all.
@@ -32,6 +34,8 @@ def take_weights(comm: Communicator, recipe: Recipe, parameters: Mapping[str, Ar
         Its model must be that of the file; it may use fewer positions.
     parameters : mapping of str to ndarray
         Written in place.
+    model : Model
+        Says which part of each this rank holds.
 
     Raises
     ------
@@ -46,7 +50,8 @@ def take_weights(comm: Communicator, recipe: Recipe, parameters: Mapping[str, Ar
         _check(recipe, opened.config)
         for name, target in parameters.items():
             found = opened.load([name], target.dtype)[name]
-            target[...] = found[: target.shape[0]] if name == "pos.weight" else found
+            found = found[: target.shape[0]] if name == "pos.weight" else found
+            target[...] = model.shards[name].cut(found, model.tp.rank)
     except ParallelismError as error:
         problem = error
     comm.all_gather_json(problem)

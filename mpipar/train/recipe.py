@@ -67,6 +67,8 @@ class TrainRecipe:
         Layers of its stages: ``uniform``, ``balanced`` (by cost, with the head), or numbers.
     recompute : bool
         Keep only the inputs of its stages (but the last), and run forward again before backward.
+    sequence_parallel : bool
+        With mesh.tp above 1, split what lies between the layers along the sequence.
     learning_rate, final_learning_rate : float
         Peak, and end of the cosine.
     warmup_steps : int
@@ -91,6 +93,7 @@ class TrainRecipe:
     schedule: str = "1f1b"
     stages: str = "uniform"
     recompute: bool = False
+    sequence_parallel: bool = False
     learning_rate: float = 2e-3
     final_learning_rate: float = 2e-4
     warmup_steps: int = 40

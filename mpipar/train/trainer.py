@@ -1,11 +1,11 @@
-"""The training job: a byte-level GPT, data-parallel over MPI ranks."""
+"""The training job: a GPT or a Llama over the ranks of a mesh, with its checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class Trainer:
         """
         say = report if self.comm.rank == 0 else lambda _: None
         if self.step == 0 and self.recipe.train.init:
-            take_weights(self.comm, self.recipe, self.dp.parameters)
+            take_weights(self.comm, self.recipe, self.dp.parameters, self.engine.model)
         recipe, run = self.recipe, self.recipe.run
         metrics = None
         if self.folder is not None:
@@ -231,9 +231,21 @@ class Trainer:
         arrays = {**self.dp.parameters, **self.optimizer.state()}
         position = {"step": self.step, "rows_seen": self.step * self.recipe.train.batch}
         where = self.folder / "checkpoints"
-        writes = self.mesh.coordinate["dp"] == 0
+        extents, writes = self._extents(arrays), self.mesh.coordinate["dp"] == 0
+        if self.mesh.coordinate["tp"]:  # the first of them writes what all of them hold
+            arrays = {name: array for name, array in arrays.items() if name in extents}
         keep = self.recipe.run.keep
-        checkpoint.save(self.comm, where, self.step, arrays, position, keep, writes)
+        checkpoint.save(self.comm, where, self.step, arrays, position, keep, writes, extents)
+
+    def _extents(self, names: Iterable[str]) -> dict[str, checkpoint.Extent]:
+        """What this rank holds of arrays that are split; moments are split as their parameters."""
+        model = self.engine.model
+        found = {}
+        for name in names:
+            shard = model.shards[name.removeprefix("adam.m.").removeprefix("adam.v.")]
+            if (extent := checkpoint.Extent.of(shard, model.tp.rank)) is not None:
+                found[name] = extent
+        return found
 
     def resume(self) -> int:
         """Go on from the newest complete checkpoint. Collective.
@@ -256,15 +268,18 @@ class Trainer:
                 f"no complete checkpoint in {self.folder}; start without --resume"
             )
         targets = {**self.dp.parameters, **self.optimizer.state()}
-        arrays, state = checkpoint.load(place, targets)
+        extents = self._extents(targets)
+        arrays, state = checkpoint.load(place, targets, extents, self.comm)
         for name, target in targets.items():
             found = arrays[name]
+            if name in extents:
+                target = target[extents[name].at()]  # without padding, which stays zero
             if (found.shape, found.dtype) != (target.shape, target.dtype):
                 raise CheckpointError(
                     f"{place}: {name} is {found.dtype} of shape {found.shape}, the model needs "
                     f"{target.dtype} of shape {target.shape}"
                 )
-            target[...] = arrays[name]
+            target[...] = found
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
             raise CheckpointError(
                 f"{place} was written after {state['rows_seen']} sequences in {state['step']} "
@@ -276,12 +291,10 @@ class Trainer:
 
 def _mesh(comm: Communicator, recipe: Recipe) -> Mesh:
     m = recipe.mesh
-    for axis in ("tp", "cp"):
-        if getattr(m, axis) > 1:
-            raise RecipeError(
-                f"mesh.{axis}={getattr(m, axis)}: train runs data and pipeline parallelism so far; "
-                f"mesh.{axis}=1 would do"
-            )
+    if m.cp > 1:
+        raise RecipeError(
+            f"mesh.cp={m.cp}: train has no context parallelism so far; mesh.cp=1 would do"
+        )
     return Mesh(comm, dp=m.dp or None, pp=m.pp or None, tp=m.tp or None, cp=m.cp or None,
                 order=m.order)  # fmt: skip
 

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from mpipar.checkpoint import export_hf, open_pretrained
-from mpipar.errors import CheckpointError
+from mpipar.comm import ThreadWorld
+from mpipar.errors import CheckpointError, UnevenSplit
 from mpipar.models import LlamaConfig, build_model
 
 from .conftest import MODELS, drawn
@@ -186,3 +187,27 @@ def test_smollm2_reads_english_and_half_split_rows_do_not(smollm2):
     print(f"mean loss {right:.4f} nat, with half-split rotation of the file's rows {wrong:.4f} nat")
     assert right < 3.2
     assert wrong - right > 1.0
+
+
+@pytest.mark.slow
+def test_smollm2_at_tp_3_is_that_at_tp_1_and_tp_2_is_refused(smollm2):
+    opened = open_pretrained(smollm2)
+    sample = json.loads((DATA / "smollm2_text.json").read_text())
+    tokens = np.array([sample["tokens"]])
+
+    def mean_loss(comm):
+        model = build_model(opened.config, comm)
+        parameters = {
+            name: shard.cut(opened.load([name])[name], comm.rank)
+            for name, shard in model.shards.items()
+        }
+        return model.loss(parameters, tokens[:, :-1], tokens[:, 1:]) / (tokens.size - 1)
+
+    [alone] = ThreadWorld(1).run(mean_loss)
+    together = ThreadWorld(3).run(mean_loss)
+    print(f"mean loss at tp=1 {alone:.6f} nat, at tp=3 {together[0]:.6f} nat")
+    assert alone < 3.2
+    assert len(set(together)) == 1
+    assert abs(together[0] - alone) < 1e-4
+    with pytest.raises(UnevenSplit, match="tp=2; tp=1 or 3 would do"):
+        ThreadWorld(2).run(lambda comm: build_model(opened.config, comm))

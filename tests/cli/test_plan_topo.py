@@ -18,7 +18,7 @@ def test_plan_for_a_laptop(capsys, tmp_path):
         capsys, "plan", "gpt-tiny", "--cluster", "laptop", "--batch", "8", "--recipe", str(recipe)
     )
     assert code == 0
-    assert "run: dp=4" in out
+    assert "run: dp=2 tp=2" in out
     assert "[mesh]" in recipe.read_text()
 
 

@@ -45,6 +45,7 @@ def test_the_recipe_is_one_that_train_reads(laptop, tmp_path):
     assert (recipe.mesh.dp, recipe.mesh.pp, recipe.mesh.tp) == (row["dp"], row["pp"], row["tp"])
     assert recipe.train.batch == 16
     assert recipe.train.microbatches == row["n_micro"]
+    assert recipe.train.sequence_parallel == row["sp"]
     assert recipe.model.width == 256
     assert (recipe.plan.step_s, recipe.plan.cluster) == (laptop.options[0].seconds, "laptop")
 
@@ -89,6 +90,11 @@ def test_what_is_missing_is_listed():
         "full recompute",
         "ZeRO 1",
     )
+    grouped = replace(MODELS["gpt-tiny"], n_kv_heads=2)
+    assert not_runnable(grouped, Configs.of(tp=4).row(0)) == ("copied key and value heads",)
+    assert not not_runnable(grouped, Configs.of(tp=2, sp=True).row(0))
+    odd = replace(grouped, sequence=127)
+    assert not_runnable(odd, Configs.of(tp=2, sp=True).row(0)) == ("uneven parts of a sequence",)
 
 
 def test_placement_over_tiers_is_no_slower_than_the_default():

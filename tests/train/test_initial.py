@@ -31,7 +31,7 @@ def weights(config):
     return build_model(config).init(99, np.float64)
 
 
-def recipe_of(config, init, pp=1, steps=2):
+def recipe_of(config, init, pp=1, steps=2, tp=1):
     return Recipe(
         model=dataclasses.replace(config, sequence=8),
         data=DataRecipe(path=mpipar.errors.__file__),
@@ -39,23 +39,24 @@ def recipe_of(config, init, pp=1, steps=2):
             steps=steps, batch=4, init=init, dtype="float64", learning_rate=0.0,
             final_learning_rate=0.0, weight_decay=0.0,
         ),
-        mesh=MeshRecipe(pp=pp),
+        mesh=MeshRecipe(pp=pp, tp=tp),
         run=RunRecipe(held_out_sequences=4),
     )  # fmt: skip
 
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("config", [LLAMA, GPT], ids=["llama", "gpt"])
-@pytest.mark.parametrize("axis", ["dp", "pp"])
+@pytest.mark.parametrize("axis", ["dp", "pp", "tp"])
 def test_a_run_starts_from_the_weights_of_the_file(comm, places, config, axis):
-    pp = comm.size if axis == "pp" else 1
-    trainer = Trainer(comm, recipe_of(config, places(config), pp))
+    pp, tp = (comm.size if axis == name else 1 for name in ("pp", "tp"))
+    trainer = Trainer(comm, recipe_of(config, places(config), pp, tp=tp))
     mine = set(trainer.dp.parameters)
     figures = trainer.run()
     # The learning rate is 0: what was loaded is still there.
     expected = weights(config)
     for name in mine:
         rows = expected[name][:8] if name == "pos.weight" else expected[name]
+        rows = trainer.engine.model.shards[name].cut(rows, comm.rank if axis == "tp" else 0)
         np.testing.assert_array_equal(trainer.dp.parameters[name], rows)
     assert (mine == set(expected)) == (pp == 1)
     rows = trainer.held_out.rows(0, min(4, trainer.held_out.n_rows))
