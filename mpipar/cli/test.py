@@ -41,7 +41,8 @@ def pytest_words(words: list[str]) -> list[str]:
     """
     from mpipar.testing import launched_ranks
 
-    added = []
+    # our own package is here before pytest looks at it, which is no fault of the user's suite
+    added = ["-W", "ignore:Module already imported so cannot be rewritten; mpipar"]
     if not any(p.value == "mpipar.testing.plugin" for p in entry_points(group="pytest11")):
         added += ["-p", "mpipar.testing.plugin"]
     if launched_ranks() is not None and importlib.util.find_spec("pytest_mpi") is not None:
