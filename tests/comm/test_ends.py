@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kill
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 10.0  # from the deed to the end of the launcher
 
-PROGRAM = """
+PROGRAM = r"""
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
