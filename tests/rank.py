@@ -19,6 +19,7 @@ def main(folder: str, arguments: list[str]) -> int:
     launched = detect(os.environ)
     rank = launched.rank if launched is not None else 0
     options = ["--with-mpi", "-q", "-p", "no:cacheprovider", f"--junitxml={folder}/rank{rank}.xml"]
+    options.append(f"--basetemp={folder}/tmp{rank}")  # ranks would clear each other's folders
     talk = Path(folder, f"rank{rank}.txt")
     if rank:
         os.dup2(os.open(talk, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stdout.fileno())

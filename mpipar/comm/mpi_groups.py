@@ -274,6 +274,7 @@ class Groups:
         dict
             Name -> number of collectives begun, and whether any call on it is unfinished.
         """
+        self.advance()  # what has ended without anybody looking is no call under way
         return {
             f"{purpose}{ranks}": [
                 shared.sequence + sum(user.flags.sequence for user in shared.users),

@@ -25,6 +25,7 @@ from mpipar.testing.plugin import deadline_of
 from mpipar.testing.reports import Joint, outcome_of, set_outcome
 from mpipar.testing.verdict import FAILED, IDLE, PASSED, Outcome, judge
 
+_LOOKS = 50
 _NOTICE_TAG = 2**15 + 1  # above the tags of the library's own messages
 _NOTICE_BYTES = 512
 _TEXT_MAX = 20_000
@@ -184,6 +185,16 @@ class RankJob:
             rank, reason = next(iter(self._notices.items()))
             raise PeerFailed(f"rank {rank} has ended this test: {reason}")
 
+    def _unfinished(self) -> list[str]:
+        """Groups on which this test left calls under way; the end of a call may need a moment."""
+        for _ in range(_LOOKS):
+            marks = group_marks()
+            left = [n for n, mark in marks.items() if mark[1] and not self._marks.get(n, mark)[1]]
+            if not left:
+                break
+            time.sleep(0.01)
+        return left
+
     def _take_notice(self) -> None:
         raw = np.empty(_NOTICE_BYTES, np.uint8)
         self._control.mpi.Recv(raw, tag=_NOTICE_TAG)
@@ -199,9 +210,7 @@ class RankJob:
         set_look_out(None)
         where, self._phase = self._phase, f"waiting for the other ranks after {self._phase}"
         mine = outcome_of(reports)
-        left = [
-            n for n, mark in group_marks().items() if mark[1] and not self._marks.get(n, mark)[1]
-        ]
+        left = self._unfinished() if mine.kind == PASSED else []
         if mine.kind == PASSED and left:
             mine = Outcome(FAILED, f"requests were left unfinished on {', '.join(left)}")
         try:
