@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.checkpoint.names import names_for
-from mpipar.checkpoint.pretrained import Pretrained
+from mpipar.checkpoint.pretrained import Index, Pretrained
 from mpipar.errors import CheckpointError, ParallelismError
 from mpipar.models import GPTConfig, LlamaConfig, ModelConfig
 
@@ -58,10 +58,12 @@ def open_gguf(path: Path) -> Pretrained:
     except (ParallelismError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
-    def fetch(name: str) -> Array:
+    def fetch(name: str, at: Index | None) -> Array:
         tensor = tensors[name]
-        try:
-            return gguf.dequantize(tensor.data, tensor.tensor_type)
+        rows, *columns = at or (slice(None),)
+        try:  # rows are quantised each for itself
+            found = gguf.dequantize(tensor.data[rows], tensor.tensor_type)
+            return found[:, columns[0]] if columns else found
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: {name} of type {tensor.tensor_type.name} cannot be read: {error}"

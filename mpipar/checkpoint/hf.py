@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.checkpoint.names import names_for, pieces
-from mpipar.checkpoint.pretrained import Pretrained
+from mpipar.checkpoint.pretrained import Index, Pretrained
 from mpipar.errors import CheckpointError, EmptyInput, ParallelismError
 from mpipar.models import GPTConfig, LlamaConfig, ModelConfig, build_model
 from mpipar.nn.checks import check_shape
@@ -66,8 +66,8 @@ def open_hf(folder: Path) -> Pretrained:
     if config.tied:
         own.pop("lm_head.weight", None)
 
-    def fetch(name: str) -> Array:
-        return _tensor(folder / files[own[name]], own[name])
+    def fetch(name: str, at: Index | None) -> Array:
+        return _tensor(folder / files[own[name]], own[name], at)
 
     return Pretrained(folder, config, names, own.keys(), fetch)
 
@@ -112,12 +112,13 @@ def _opened(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
-def _tensor(path: Path, name: str) -> Array:
+def _tensor(path: Path, name: str, at: Index | None) -> Array:
     from safetensors import SafetensorError
 
     try:
         with _opened(path) as file:
-            return file.get_tensor(name)  # type: ignore[no-any-return]
+            found: Array = file.get_tensor(name) if at is None else file.get_slice(name)[at]
+            return found
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {name} cannot be read: {error}") from None
 

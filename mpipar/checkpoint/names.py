@@ -7,7 +7,7 @@ there and one weight here. Nothing is read or written in this module.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,26 @@ class Piece:
             stored = self.shape[::-1] if self.is_transposed else self.shape
             raise UnsupportedArray(f"{self.name} has shape {tensor.shape} instead of {stored}")
         return halves_from_pairs(rows, self.n_heads) if self.n_heads else rows
+
+
+def part_of(piece: Piece, rows: slice, columns: slice) -> Piece:
+    """Some rows, by whole heads where they are interleaved, and columns of a piece.
+
+    Parameters
+    ----------
+    piece : Piece
+        All of a tensor.
+    rows, columns : slice
+        With start and stop, counted in the piece; columns of vectors do not matter.
+
+    Returns
+    -------
+    Piece
+        The form of that part of the tensor.
+    """
+    n = rows.stop - rows.start
+    shape = (n, columns.stop - columns.start)[: len(piece.shape)]
+    return replace(piece, shape=shape, n_heads=piece.n_heads * n // max(1, piece.shape[0]))
 
 
 def halves_from_pairs(rows: NDArray[np.generic], n_heads: int) -> NDArray[np.generic]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpipar.checkpoint.names import Names, pieces
+from mpipar.checkpoint.extent import Extent
+from mpipar.checkpoint.names import Names, Piece, part_of, pieces
 from mpipar.errors import CheckpointError, UnsupportedArray
 from mpipar.models import ModelConfig
 
 Array = NDArray[Any]
+Index = tuple[slice, ...]
 
 
 class Pretrained:
@@ -30,7 +32,7 @@ class Pretrained:
     held : collection of str
         Tensors that are there, without those that mean nothing.
     fetch : callable
-        Reads one of them.
+        Reads one of them, or the part at an index.
 
     Attributes
     ----------
@@ -49,7 +51,7 @@ class Pretrained:
         config: ModelConfig,
         names: Names,
         held: Collection[str],
-        fetch: Callable[[str], Array],
+        fetch: Callable[[str, Index | None], Array],
     ) -> None:
         self.path = path
         self.config = config
@@ -65,7 +67,10 @@ class Pretrained:
             )
 
     def load(
-        self, names: Iterable[str] | None = None, dtype: DTypeLike = np.float32
+        self,
+        names: Iterable[str] | None = None,
+        dtype: DTypeLike = np.float32,
+        extents: Mapping[str, Extent] | None = None,
     ) -> dict[str, Array]:
         """Read parameters, one tensor at a time; others are not touched. Local.
 
@@ -75,6 +80,9 @@ class Pretrained:
             Which parameters, such as those of a stage; all by default.
         dtype : dtype
             To which they are converted.
+        extents : mapping of str to Extent, optional
+            Parts that are read instead of whole parameters, such as those of a tensor-parallel
+            rank.
 
         Returns
         -------
@@ -90,18 +98,44 @@ class Pretrained:
         if strange := [name for name in wanted if name not in self._pieces]:
             raise CheckpointError(f"{self.path}: its model has no parameter {_some(strange)}")
         chosen = set(wanted)
-        return {n: self._read(n, dtype) for n in self._pieces if n in chosen}
+        parts = extents or {}
+        return {n: self._read(n, dtype, parts.get(n)) for n in self._pieces if n in chosen}
 
-    def _read(self, name: str, dtype: DTypeLike) -> Array:
+    def _read(self, name: str, dtype: DTypeLike, extent: Extent | None) -> Array:
         run = self._pieces[name]
         shape = (run[-1].rows.stop, *run[0].shape[1:])
-        target = np.empty(shape, dtype)
-        for piece in run:
-            try:
-                target[piece.rows] = piece.to_rows(self._fetch(piece.name))
-            except UnsupportedArray as error:
-                raise CheckpointError(f"{self.path}: {error}") from None
+        if extent is not None and extent.shape != shape:
+            raise CheckpointError(f"{self.path}: {name} has shape {shape}, not {extent.shape}")
+        try:
+            if extent is not None:
+                return self._part(run, extent, np.empty(extent.local_shape, dtype))
+            target = np.empty(shape, dtype)
+            for piece in run:
+                target[piece.rows] = piece.to_rows(self._fetch(piece.name, None))
+        except UnsupportedArray as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
         return target
+
+    def _part(self, run: Iterable[Piece], extent: Extent, target: Array) -> Array:
+        """Fill a part from the pieces that it meets."""
+        width = extent.shape[-1]
+        for piece in run:
+            rows, low = piece.rows, 0
+            if extent.dim == 0:
+                held = Extent(extent.shape, 0, ((rows.start, rows.stop),))
+                for mine, theirs in extent.overlaps(held):
+                    target[mine] = self._rows(piece, theirs, slice(0, width))
+                continue
+            for start, stop in extent.runs:
+                place = slice(low, low := low + stop - start)
+                all_rows = slice(0, rows.stop - rows.start)
+                target[rows, place] = self._rows(piece, all_rows, slice(start, stop))
+        return target
+
+    def _rows(self, piece: Piece, rows: slice, columns: slice) -> Array:
+        at = (rows, columns)[: len(piece.shape)]
+        tensor = self._fetch(piece.name, at[::-1] if piece.is_transposed else at)
+        return part_of(piece, rows, columns).to_rows(tensor)
 
 
 def _some(names: list[str]) -> str:

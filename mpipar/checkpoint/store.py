@@ -244,14 +244,24 @@ def load(
         problem = CheckpointError(f"{place} lacks {', '.join(missing[:3])}")
     needed = {file.name for name in wanted for file, _ in held.get(name, ())}
     mine = sorted(needed) if comm is None else sorted(index["files"])[comm.rank :: comm.size]
-    problem = problem or _altered(place, index["files"], mine)
+    _agree(comm, problem or _altered(place, index["files"], mine))
+    arrays, parts = {}, extents or {}
+    with ExitStack() as stack:
+        reader = Reader(place, stack)
+        try:
+            arrays = {n: reader.read(n, held[n], parts.get(n)) for n in wanted}
+        except CheckpointError as error:
+            problem = error
+    _agree(comm, problem)
+    return arrays, index["state"]
+
+
+def _agree(comm: Communicator | None, problem: CheckpointError | None) -> None:
+    """Raise a problem of any rank on all."""
     if comm is not None:
         comm.all_gather_json(problem)
     elif problem is not None:
         raise problem
-    with ExitStack() as stack:
-        reader, parts = Reader(place, stack), extents or {}
-        return {n: reader.read(n, held[n], parts.get(n)) for n in wanted}, index["state"]
 
 
 def _described(arrays: Any) -> list[tuple[str, Extent | None]]:

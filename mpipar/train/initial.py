@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mpipar.checkpoint import open_pretrained
+from mpipar.checkpoint import Extent, open_pretrained
 from mpipar.comm import Communicator
 from mpipar.errors import ParallelismError, RecipeError
 from mpipar.models import Model, ModelConfig
@@ -49,9 +49,13 @@ def take_weights(
         opened = open_pretrained(recipe.train.init)
         _check(recipe, opened.config)
         for name, target in parameters.items():
-            found = opened.load([name], target.dtype)[name]
-            found = found[: target.shape[0]] if name == "pos.weight" else found
-            target[...] = model.shards[name].cut(found, model.tp.rank)
+            extent = Extent.of(model.shards[name], model.tp.rank)
+            found = opened.load([name], target.dtype, {name: extent} if extent else None)[name]
+            if extent is None:
+                target[...] = found[: target.shape[0]] if name == "pos.weight" else found
+            else:
+                target[...] = 0  # padding
+                target[extent.at()] = found
     except ParallelismError as error:
         problem = error
     comm.all_gather_json(problem)

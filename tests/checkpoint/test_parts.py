@@ -122,6 +122,17 @@ def test_an_altered_file_is_told_to_all_ranks_whoever_finds_it(tmp_path):
     ThreadWorld(2).run(body)
 
 
+def test_what_one_rank_cannot_read_is_told_to_all(tmp_path):
+    place = write(tmp_path, np.zeros((6, 2)), ShardedParameter((6, 2), 3, 0))
+
+    def body(comm):
+        shape = (7, 2) if comm.rank == 1 else (6, 2)
+        with pytest.raises(CheckpointError, match=r"the model needs \(7, 2\)"):
+            checkpoint.load(place, ["w"], {"w": Extent.whole(shape, 0)}, comm)
+
+    ThreadWorld(2).run(body)
+
+
 def test_a_checkpoint_of_the_first_format_is_read(tmp_path):
     """It lists the arrays of a file, all of them whole."""
     whole = np.arange(12.0).reshape(6, 2)

@@ -82,6 +82,14 @@ def test_a_run_over_tp_is_that_of_one_rank(comm, name, sequence_parallel):
     assert_like_one_rank(trainer, name, curve(trainer, STEPS))
     assert trainer.n_parameters == sum(p.size for p in alone(name)[2].values())
     assert trainer.engine.communication_s > 0
+    # Of every split parameter, with its gradient and moments, a rank holds 1/n (257 is padded).
+    whole = {n: p.size for n, p in alone(name)[2].items()}
+    kinds = [trainer.dp.parameters, trainer.dp.gradients, trainer.optimizer.m, trainer.optimizer.v]
+    for arrays in kinds:
+        for n in ("blocks.0.qkv.weight", "blocks.1.proj.weight", "blocks.1.down.weight"):
+            assert arrays[n].size == whole[n] // comm.size
+        padded = -(-257 // comm.size)
+        assert arrays["tok.weight"].shape[0] == padded
 
 
 @pytest.mark.ranks(4)
