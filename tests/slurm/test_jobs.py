@@ -221,6 +221,24 @@ def test_a_job_that_is_told_to_stop_goes_on_and_ends_with_the_same_loss(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", ["train.sbatch", "train_mpirun.sbatch"])
+def test_slurm_itself_stops_the_run_before_its_limit_and_restarts_are_counted(
+    slurm: Cluster, place: Path, script: str
+) -> None:
+    Path("recipe.toml").write_text(RECIPE.replace(f"steps = {N_STEPS}", "steps = 1000000"))
+    receiver = "B:" if script == "train_mpirun.sbatch" else ""
+    options = ["-N1", "--ntasks-per-node=2", "--time=1", f"--signal={receiver}USR1@45"]
+    job = submit(slurm, script, options=["--export=ALL,RUN=run,MAX_RESTARTS=1", *options])
+    said = finish(slurm, job, 150)
+    steps = [int(n) for n in re.findall(r"stopped by a signal after step (\d+)/", said)]
+    assert len(steps) == 2
+    assert steps[0] < steps[1] == progress("run")
+    assert f"going on after step {steps[0]}" in said
+    assert "Restarts=1" in slurm.run("scontrol", "show", "job", job).stdout
+    assert Path("run/stopped").exists()  # twice was the bound
+
+
+@pytest.mark.slow
 def test_pieces_of_an_array_follow_one_another(slurm: Cluster, place: Path) -> None:
     Path("recipe.toml").write_text(RECIPE.replace(f"steps = {N_STEPS}", "steps = 400"))
     options = ["--export=ALL,RUN=run", "-N1", "--ntasks-per-node=2"]
