@@ -127,6 +127,11 @@ class SharedGroup:
         return f"{self.purpose}({ranks})"
 
 
+def _is_busy(user: Any) -> bool:
+    """Whether a handle through node memory has calls under way; what ended by closing has not."""
+    return bool(user.calls.under_way) or any(str(e) != "closed" for e in user.calls.halted)
+
+
 class Groups:
     """The communicators of this process.
 
@@ -282,7 +287,7 @@ class Groups:
                     shared.queue
                     or shared.peers
                     or shared.broken
-                    or any(bool(user.calls.under_way or user.calls.halted) for user in shared.users)
+                    or any(_is_busy(user) for user in shared.users)
                 ),
             ]
             for (ranks, purpose), shared in self.live.items()
