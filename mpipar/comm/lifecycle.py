@@ -20,6 +20,7 @@ from typing import TextIO
 from mpipar.comm.board import FAILED, HAS_LEFT, LEFT, Board
 
 _LAST_RESORT_S = 10.0
+_READ_S = 0.2  # a launcher that is told to abort may drop what it has not yet read
 
 
 class Job:
@@ -63,6 +64,7 @@ class Job:
         resort = threading.Timer(_LAST_RESORT_S, os._exit, [code])
         resort.daemon = True
         resort.start()
+        time.sleep(_READ_S)
         self._kill_all(code)
 
     def leave(self) -> None:

@@ -5,6 +5,7 @@ mpi4py is imported here and in the modules beside it whose names begin with ``mp
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import CollectiveMismatch, ParallelismError, RankFailed
 
 _PEERS = (Op.SEND, Op.RECV)
+_GRACE_S = 1.0
 
 
 class MPICommunicator(Communicator):
@@ -293,11 +295,25 @@ class MPICommunicator(Communicator):
         if pending.done:
             return True
         self._groups.advance()
+        self._fail_without_peers(pending)
         return False
+
+    def _fail_without_peers(self, pending: _Pending) -> None:
+        """End a wait for ranks that have died or left; looked at now and then."""
+        pending.n_looks += 1
+        if pending.n_looks & 0xFF or pending.done:
+            return
+        now = time.monotonic()
+        pending.since = pending.since or now
+        if now - pending.since > _GRACE_S:
+            _, gone = self._watchdog.missing(pending.call, self, pending.mark)
+            if gone:
+                raise RankFailed(f"{pending.call} of {self.name}: {'; '.join(gone)}")
 
     def _advance(self, pending: _Pending) -> bool:
         if not pending.done:
             self._groups.advance()
+            self._fail_without_peers(pending)
         if pending.error is not None:
             raise pending.error
         return pending.done
@@ -318,6 +334,7 @@ class _Pending:
         self.mark = mark
         self.done = False
         self.has_parts = False
+        self.n_looks, self.since = 0, 0.0
         self.error: BaseException | None = None
         self._program = program
         self._request = request
