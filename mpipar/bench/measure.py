@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,16 +22,7 @@ from mpipar.bench.methods import (
 )
 from mpipar.bench.raw import Raw
 from mpipar.comm.base import Communicator
-
-# Bytes on the bus for each byte of the algorithm, as nccl-tests count them.
-_BUS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "send_recv": lambda n: 1.0,
-}
+from mpipar.topology.cost import bus_factor
 
 
 @dataclass(frozen=True)
@@ -246,7 +237,7 @@ def _rows(
             continue
         low, high = (float(v) for v in np.percentile(t, [25, 75]))
         ratio, speed = same_form[method.name] / median, n_bytes / median
-        bus = speed * _BUS[op](comm.size)
+        bus = speed * bus_factor(op, comm.size)
         rows.append(
             Row(op, method.name, n_bytes, n, median, low, high, ratio, speed, bus, n_wrong,
                 medians[-1])

@@ -76,12 +76,12 @@ def main(arguments: argparse.Namespace) -> int:
     say = print if comm.rank == 0 and not arguments.quiet else _silent
     with told_once(comm):
         source = arguments.recipe
-        wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
-        resumes = agreed(comm, lambda: _resumes(arguments, wanted["run"]["folder"]))
+        wanted = comm.made_by_root(lambda: dataclasses.asdict(_recipe(arguments, source)))
+        resumes = comm.made_by_root(lambda: _resumes(arguments, wanted["run"]["folder"]))
         folder = choose_folder(comm, wanted["run"]["folder"], resumes)
         if resumes:
             source = folder / RECIPE
-            wanted = agreed(comm, lambda: dataclasses.asdict(_recipe(arguments, source)))
+            wanted = comm.made_by_root(lambda: dataclasses.asdict(_recipe(arguments, source)))
         trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
     tell_places(comm, folder, say if arguments.places else _silent)
     say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
@@ -152,30 +152,6 @@ def told_once(comm: Communicator) -> Iterator[None]:
         if comm.rank == 0:
             raise
         raise SystemExit(exit_code(error)) from None
-
-
-def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, or its error, on every rank. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        All ranks.
-    make : callable
-        Called on rank 0 only; gives a JSON value.
-
-    Returns
-    -------
-    object
-        The value.
-    """
-    value: Any = None
-    if comm.rank == 0:
-        try:
-            value = make()
-        except ParallelismError as error:
-            value = error
-    return comm.broadcast_json(value)
 
 
 def _recipe(arguments: argparse.Namespace, source: str | Path | None) -> Recipe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,34 @@ class Verbs(Collectives):
         if self.rank != root:
             text = np.empty(size, np.uint8)
         return _decoded([self.broadcast(text, root, out=text)])[0]
+
+    def made_by_root(self, make: Callable[[], Any], root: int = 0) -> Any:
+        """What the root makes, or the error that it meets, on every rank. Collective.
+
+        Parameters
+        ----------
+        make : callable
+            Called at the root only; gives what `json.dumps` takes.
+        root : int
+            Who makes it.
+
+        Returns
+        -------
+        object
+            The root's object.
+
+        Raises
+        ------
+        ParallelismError
+            What `make` raised, on every rank.
+        """
+        value: Any = None
+        if self.rank == root:
+            try:
+                value = make()
+            except ParallelismError as error:
+                value = error
+        return self.broadcast_json(value, root)
 
 
 def _encoded(value: Any) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mpipar.comm.targets import dtype_name, named_dtype
-from mpipar.errors import EmptyInput, LayoutError, ParallelismError
+from mpipar.errors import EmptyInput, LayoutError
 from mpipar.mesh import Mesh, MeshLayout
 from mpipar.sharding.node_memory import local_empty
 from mpipar.sharding.plan import Kind, Plan, Step, messages_between, plan_redistribution
@@ -345,17 +345,14 @@ def _agreed(local: Array, mesh: Mesh, sharding: Sharding) -> ArraySpec:
 
 
 def _announced(array: Any, mesh: Mesh, sharding: Sharding, root: int) -> ArraySpec:
-    header: Any = None
-    if mesh.rank == root:
-        try:
-            if array is None:
-                raise EmptyInput("from_global", f"rank {root} is the root and gave no array")
-            whole = np.asarray(array)
-            ArraySpec(whole.shape, whole.dtype, mesh.layout, sharding)
-            header = [list(whole.shape), dtype_name(whole.dtype)]
-        except ParallelismError as error:
-            header = error
-    shape, dtype = mesh.world.broadcast_json(header, root)
+    def announce() -> list[Any]:
+        if array is None:
+            raise EmptyInput("from_global", f"rank {root} is the root and gave no array")
+        whole = np.asarray(array)
+        ArraySpec(whole.shape, whole.dtype, mesh.layout, sharding)
+        return [list(whole.shape), dtype_name(whole.dtype)]
+
+    shape, dtype = mesh.world.made_by_root(announce, root)
     return ArraySpec(tuple(shape), named_dtype(dtype), mesh.layout, sharding)
 
 

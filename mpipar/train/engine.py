@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.data_parallel.data_parallel import DataParallel
-from mpipar.errors import ParallelismError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import Model, build_model
 from mpipar.models.parts import Streams
@@ -312,10 +311,6 @@ class PipelineEngine(_Base):
 
 def _agreed_schedule(mesh: Mesh, recipe: Recipe) -> Schedule:
     """What rank 0 builds or reads, or its error, on every rank."""
-    said: Any = None
-    if mesh.rank == 0:
-        try:
-            said = format_schedule(choose_schedule(recipe, mesh.degree("pp")))
-        except ParallelismError as error:
-            said = error
-    return parse_schedule(mesh.world.broadcast_json(said))
+    return parse_schedule(
+        mesh.world.made_by_root(lambda: format_schedule(choose_schedule(recipe, mesh.degree("pp"))))
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpipar.comm import Communicator
-from mpipar.errors import CheckpointError, ParallelismError, RecipeError
+from mpipar.errors import CheckpointError, RecipeError
 
 RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
@@ -41,15 +41,16 @@ def choose_folder(comm: Communicator, folder: str, resume: bool) -> Path:
     CheckpointError
         If there is no run to go on.
     """
-    chosen: Any = None
-    if comm.rank == 0:
+
+    def choose() -> str:
         try:
-            chosen = str(_resumed(folder) if resume else _fresh(folder))
-        except ParallelismError as error:
-            chosen = error
+            return str(_resumed(folder) if resume else _fresh(folder))
         except OSError as error:
-            chosen = RecipeError(f"run folder {error.filename} cannot be made: {error.strerror}")
-    return Path(comm.broadcast_json(chosen))
+            raise RecipeError(
+                f"run folder {error.filename} cannot be made: {error.strerror}"
+            ) from None
+
+    return Path(comm.made_by_root(choose))
 
 
 def _fresh(folder: str) -> Path:

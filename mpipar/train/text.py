@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator
-from mpipar.errors import EmptyInput, ParallelismError, RecipeError, UnevenSplit
+from mpipar.errors import EmptyInput, RecipeError, UnevenSplit
 
 Tokens = NDArray[np.uint8] | NDArray[np.int32]
 """Bytes of a text, or tokens of another vocabulary."""
@@ -110,17 +110,14 @@ def share_text(comm: Communicator, path: str) -> Tokens:
     ndarray of uint8 or int32
         Equal on every rank; an error of rank 0 is raised on all.
     """
-    text: Tokens = np.empty(0, np.uint8)
-    facts: Any = None
-    if comm.rank == 0:
-        try:
-            text = read_text(path)
-            facts = [text.size, text.dtype.name]
-        except ParallelismError as error:
-            facts = error
-    size, dtype = comm.broadcast_json(facts)
-    if comm.rank != 0:
-        text = np.empty(size, dtype)
+    texts: list[Tokens] = []
+
+    def read() -> list[Any]:
+        texts.append(read_text(path))
+        return [texts[0].size, texts[0].dtype.name]
+
+    size, dtype = comm.made_by_root(read)
+    text = texts[0] if texts else np.empty(size, dtype)
     return comm.broadcast(text)  # type: ignore[no-any-return]
 
 

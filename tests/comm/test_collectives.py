@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpipar.comm import Communicator, Op, ReduceOp
+from mpipar.errors import RecipeError
 from tests.comm.cases import (
     IN_LAYOUTS,
     MODES,
@@ -228,3 +229,22 @@ def test_calls_made_again_on_one_array_see_what_changed(comm: Communicator, mode
         for k in range(50):
             fresh = np.full(12, float(k))
             assert (group.all_reduce(fresh) == k * n).all()
+
+
+def test_what_the_root_makes_or_meets_is_everywhere(comm: Communicator) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, int]:
+        made.append(comm.rank)
+        return {"by": comm.rank}
+
+    def fail() -> None:
+        raise RecipeError(f"met by rank {comm.rank}")
+
+    for root in range(comm.size):
+        made.clear()
+        assert comm.made_by_root(make, root) == {"by": root}
+        assert made == [root] * (comm.rank == root)
+        with pytest.raises(RecipeError, match=f"met by rank {root}"):
+            comm.made_by_root(fail, root)
+    assert comm.all_gather(np.array([comm.rank])).tolist() == list(range(comm.size))
