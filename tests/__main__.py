@@ -103,10 +103,11 @@ def mpi_steps(name: str, reports: Path, is_full: bool) -> Iterator[Step]:
         yield Step("mpi", step_name, command, deadline_s + 30, environment, folder, n)
 
 
-def kill_steps(name: str, reports: Path) -> Iterator[Step]:
+def kill_steps(name: str, reports: Path, is_full: bool) -> Iterator[Step]:
     """Jobs that end badly."""
     folder = reports / f"kill-{name}"
-    command = python("-m", "pytest", "-q", "-m", "kill", f"--junitxml={folder}/rank0.xml")
+    chosen = "kill" if is_full else "kill and not slow"
+    command = python("-m", "pytest", "-q", "-m", chosen, f"--junitxml={folder}/rank0.xml")
     environment = choose_library(name)
     if name == "mpich":  # installed by the time this step runs
         environment = {"MPI4PY_LIBMPI": str(PREFIX / "lib" / "libmpi.so.12")}
@@ -212,7 +213,7 @@ def run_parts(parts: list[str], reports: Path, is_full: bool) -> list[Result]:
         for test in never_ran(results, name):
             results[-1].problem = results[-1].problem or f"skipped at every rank count: {test}"
     for name in names if "kill" in parts else []:
-        results += [run(step) for step in kill_steps(name, reports)]
+        results += [run(step) for step in kill_steps(name, reports, is_full)]
     if "slurm" in parts:
         results += run_slurm(names, reports, is_full)
     return results
