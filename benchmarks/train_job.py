@@ -7,6 +7,10 @@ all-reduce, and AdamW.
 
     python benchmarks/train_job.py
     python benchmarks/train_job.py --profile --ranks 2
+    python benchmarks/train_job.py --private --ranks 2
+
+``--private`` takes a third side into the turns: ours with gradient buckets in private memory
+instead of the node's, which is what the shared ones are measured against.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mpipar.comm import Communicator, init
+from mpipar.comm.arena import private_empty
+from mpipar.comm.node_storage import NodeStorage
 from mpipar.models import GPTConfig
 from mpipar.train import Recipe, Trainer
 from mpipar.train.recipe import TrainRecipe
@@ -53,6 +60,12 @@ def our_step(comm: Communicator, recipe: Recipe = RECIPE) -> Step:
         return time.perf_counter() - start
 
     return step
+
+
+def private_step(comm: Communicator) -> Step:
+    """The trainer's step with gradient buckets in private memory."""
+    with mock.patch.object(NodeStorage, "empty", lambda self, *shape: private_empty(*shape)):
+        return our_step(comm)
 
 
 def spread(values: list[float], form: str) -> str:
@@ -85,12 +98,12 @@ def compare(comm: Communicator, n_rounds: int, n_steps: int, steps: dict[str, St
         for name, values in rates.items():
             best = BATCH * CONFIG.sequence / fastest[name]
             print(f"  {name:7} tokens/s {spread(values, '.0f')}, fastest step {best:.0f}")
-        if "torch" in rates:
-            pairs = zip(rates["mpipar"], rates["torch"], strict=True)
-            ratios = spread([a / b for a, b in pairs], ".2f")
-            print(f"  ratio mpipar/torch {ratios} over {n_rounds} rounds of {n_steps} steps")
-        else:
-            print("  PyTorch is not installed: our side alone")
+        for other in sorted(set(rates) - {"mpipar"}):
+            pairs = zip(rates["mpipar"], rates[other], strict=True)
+            ratios = spread([a / b for a, b in pairs], ".3g")
+            print(f"  ratio mpipar/{other} {ratios} over {n_rounds} rounds of {n_steps} steps")
+        if "torch" not in rates:
+            print("  PyTorch is not installed")
 
 
 def profile(comm: Communicator, n_steps: int, recipe: Recipe = RECIPE) -> None:
@@ -128,7 +141,7 @@ def launch(n_ranks: int, arguments: argparse.Namespace, file: str = __file__) ->
         port = free.getsockname()[1]
     names = [k for k in ("rounds", "steps", "microbatches") if k in vars(arguments)]
     words = [f"--{k}={getattr(arguments, k)}" for k in names] + [f"--port={port}"]
-    words += ["--profile"] * arguments.profile
+    words += [f"--{k}" for k in ("profile", "private") if getattr(arguments, k, False)]
     root = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.getenv("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "mpipar", "run", "-n", str(n_ranks), "--", file, *words]
@@ -142,6 +155,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=5, help="steps a round and side")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--private", action="store_true")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.port is None:
@@ -156,6 +170,8 @@ def main() -> int:
         profile(comm, arguments.steps)
     else:
         steps = {"mpipar": our_step(comm), **peer_step(comm, arguments.port, "make_step")}
+        if arguments.private:
+            steps["private"] = private_step(comm)
         compare(comm, arguments.rounds, arguments.steps, steps)
     return 0
 

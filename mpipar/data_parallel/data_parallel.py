@@ -46,7 +46,8 @@ class DataParallel:
     Attributes
     ----------
     gradients : dict of str to ndarray
-        Where the backward pass writes; views of the buckets, so nothing is packed.
+        Where the backward pass writes; views of the buckets, so nothing is packed. The buckets lie
+        in the node's shared memory (``comm.empty``) and are summed where they are.
     trainable : tuple of str
         Names to update: each array once, so that copies in arrays of their own stay equal.
     communication_s : float
@@ -84,7 +85,9 @@ class DataParallel:
             (n, views[n].shape, views[n].dtype.name, views[n].dtype.itemsize) for n in logical
         ]
         self.buckets = plan_buckets(described, bucket_bytes)
-        self._buffers = [np.zeros(b.size, views[b.names[0]].dtype) for b in self.buckets]
+        self._buffers = [comm.empty(b.size, views[b.names[0]].dtype) for b in self.buckets]
+        for buffer in self._buffers:
+            buffer[...] = 0
         self.gradients: dict[str, Array] = {}
         self._bucket_of: dict[str, int] = {}
         for i, bucket in enumerate(self.buckets):
@@ -102,6 +105,15 @@ class DataParallel:
         self._waiting = [{n for b in bucket.names for n in [b, *self._copies[b]]}
                          for bucket in self.buckets]  # fmt: skip
         self._requests: list[Request] = []
+
+    def close(self) -> None:
+        """Give the buckets back to the communicator. Local; ``gradients`` are not to be used after.
+
+        Without it they are kept until the communicator is closed.
+        """
+        for buffer in self._buffers:
+            self.comm.free(buffer)
+        self._buffers, self.gradients = [], {}
 
     def loss_scale(self, n_items: int) -> float:
         """One over the number of items of this step. Collective.

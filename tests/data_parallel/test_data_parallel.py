@@ -394,3 +394,25 @@ def test_a_rank_without_items_takes_part_in_the_scale():
         return dp.loss_scale(8 if comm.rank == 1 else 0)
 
     assert ThreadWorld(3).run(body) == [0.125] * 3
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_buckets_lie_in_the_nodes_memory_and_are_given_back(n):
+    def body(comm):
+        arena = comm.host.arena
+        before = arena.n_blocks
+        dp = DataParallel(comm, parameters_of(comm.rank))
+        buckets = arena.n_blocks - before
+        place = arena.memory.locate(dp.gradients["empty"].base)
+        dp.gradients["b"][...] = comm.rank + 1
+        dp.finish()
+        total = dp.gradients["b"].copy()
+        dp.close()
+        assert not dp.gradients
+        return total, buckets, place, arena.n_blocks - before
+
+    for total, buckets, place, left in ThreadWorld(n, node_size=n).run(body):
+        np.testing.assert_array_equal(total, np.full(2, n * (n + 1) / 2))
+        assert buckets == 1
+        assert place >= 0
+        assert left == 0
