@@ -264,6 +264,9 @@ class Engine:
         if not uniform or source.nbytes > self.max_bytes:
             yield from self._pairs(_cut(source, counts), _cut(target, recv_counts))
             return
+        if len({*counts, *recv_counts}) == 1:
+            yield from self._native(blocking, "Alltoall", _bytes(source), _bytes(target))
+            return
         item = source.itemsize
         yield from self._native(
             blocking,
