@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -25,6 +27,7 @@ from mpipar.errors import CollectiveMismatch, CountOutOfRange, LayoutError
 if TYPE_CHECKING:
     from mpipar.comm.storage import Storage
 
+Meanwhile: TypeAlias = Callable[[], object] | None
 _TAG = 2**15 + 1
 _MAX_KEYS = 4096
 _CHUNK = 256 * 1024
@@ -61,7 +64,7 @@ class _End:
 
     def _tell(self, words: Array) -> None:
         """Send the peer where this end lies; the request owns the words."""
-        self._told = self._message(Op.SEND, words)
+        self.told = self._message(Op.SEND, words)
 
     def _heard(self) -> int:
         words = np.zeros(2, np.int64)
@@ -85,9 +88,16 @@ class _End:
         offset = index % self.n_slots * self.stride
         return start[offset : offset + self.n_bytes].view(self.dtype).reshape(self.shape)
 
-    def _wait(self, op: Op, ready: Any) -> None:
-        if not ready():
-            self.port.wait(Call(op, peer=self.peer, tag=self.key, agreed=self._spec), ready)
+    def _wait(self, op: Op, ready: Callable[[], bool], meanwhile: Meanwhile = None) -> None:
+        if ready():
+            return
+
+        def looked() -> bool:
+            if meanwhile is not None:
+                meanwhile()
+            return ready()
+
+        self.port.wait(Call(op, peer=self.peer, tag=self.key, agreed=self._spec), looked)
 
 
 class Sender(_End):
@@ -120,8 +130,13 @@ class Sender(_End):
     def _free(self) -> bool:
         return int(self._theirs[0]) > self.n_done - self.n_slots
 
-    def acquire(self) -> Array:
+    def acquire(self, meanwhile: Meanwhile = None) -> Array:
         """The next slot, to be computed into; waits while the reader holds all of them.
+
+        Parameters
+        ----------
+        meanwhile : callable, optional
+            Called again and again during such a wait.
 
         Returns
         -------
@@ -134,7 +149,7 @@ class Sender(_End):
                     self._requests.popleft().wait()
             else:
                 self._know()
-                self._wait(Op.SEND, self._free)
+                self._wait(Op.SEND, self._free, meanwhile)
                 self.port.fence()
         return self._slot(self._slots, self.n_done)
 
@@ -142,6 +157,18 @@ class Sender(_End):
         """Learn where the reader counts what it has released."""
         if self._theirs is None:
             self._theirs = self.port.words(self._heard())
+
+    def meet(self) -> bool:
+        """Wait until the reader's end is there.
+
+        Returns
+        -------
+        bool
+            Whether the slots are in memory that both share.
+        """
+        if self._block >= 0:
+            self._know()
+        return self._block >= 0
 
     def commit(self) -> None:
         """Give the acquired slot to the reader."""
@@ -187,7 +214,7 @@ class Sender(_End):
             self.port.drop(self._header)
             self._block = -1
             self._theirs[_CLOSED] = 1  # from here on nothing of the reader's is looked at
-        self._told.wait()
+        self.told.wait()
 
 
 class Receiver(_End):
@@ -205,6 +232,17 @@ class Receiver(_End):
         """Whether `get` would return at once; asks the peer's memory only once it is known."""
         return self._theirs is not None and self._has(self.stride)
 
+    def meet(self) -> bool:
+        """Wait until the producer's end is there.
+
+        Returns
+        -------
+        bool
+            Whether the slots are in memory that both share.
+        """
+        self._know()
+        return self._theirs is not None
+
     def _has(self, n_bytes: int) -> bool:
         return int(self._theirs[0]) >= self.n_done * self.stride + n_bytes
 
@@ -220,8 +258,13 @@ class Receiver(_End):
         self._slots = self.port.bytes(int(self._theirs[1]), self.n_slots * self.stride)
         return self._slots
 
-    def get(self) -> Array:
+    def get(self, meanwhile: Meanwhile = None) -> Array:
         """The next array, where it lies; waits until it is committed.
+
+        Parameters
+        ----------
+        meanwhile : callable, optional
+            Called again and again during such a wait.
 
         Returns
         -------
@@ -230,7 +273,7 @@ class Receiver(_End):
         """
         slots = self._know()
         if self._theirs is not None:
-            self._wait(Op.RECV, lambda: self._has(self.stride))
+            self._wait(Op.RECV, lambda: self._has(self.stride), meanwhile)
             self.port.fence()
         view = self._slot(slots, self.n_done)
         if self._theirs is None:
@@ -269,7 +312,7 @@ class Receiver(_End):
             for start in range(0, source.size, step):
                 stop = min(start + step, source.size)
                 needed = self.stride if stop == source.size else stop * self.dtype.itemsize
-                self._wait(Op.RECV, lambda n=needed: self._has(n))
+                self._wait(Op.RECV, partial(self._has, needed))
                 self.port.fence()
                 target[start:stop] = source[start:stop]
         self.release()
@@ -281,4 +324,4 @@ class Receiver(_End):
         if self._theirs is not None:
             self._wait(Op.RECV, lambda: int(self._mine[_CLOSED]) == 1)
             self.port.drop(self._header)
-        self._told.wait()
+        self.told.wait()

@@ -31,6 +31,11 @@ class NodeStorage(Communicator):
         """Make this rank the one that is in a call; implemented by the communicator."""
         raise NotImplementedError
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks of the group share the memory of a node: here they do."""
+        return True
+
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """An array that the ranks of this node read and write where it lies. Not collective.
 

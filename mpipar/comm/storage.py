@@ -23,6 +23,11 @@ class Storage(Verbs):
         super().__init__(info)
         self._results: dict[int, tuple[Array, Array]] = {}
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks of the group share the memory of a node: the same on every rank."""
+        return False
+
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """An array that peers on the node can read and write where it lies. Not collective.
 

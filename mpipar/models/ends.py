@@ -32,7 +32,11 @@ class Embedding(Part):
         return shards
 
     def forward(
-        self, p: Parameters, tokens: Array, generator: np.random.Generator | None = None
+        self,
+        p: Parameters,
+        tokens: Array,
+        generator: np.random.Generator | None = None,
+        out: Array | None = None,
     ) -> tuple[Array, Saved]:
         """Look tokens up and add learned positions.
 
@@ -44,6 +48,8 @@ class Embedding(Part):
             Integers of shape ``(batch, sequence)``.
         generator : numpy.random.Generator, optional
             Draws dropout masks; none are drawn without it.
+        out : Array, optional
+            Where the stream goes.
 
         Returns
         -------
@@ -58,7 +64,7 @@ class Embedding(Part):
         n = tokens.shape[1]
         if not 1 <= n <= self.config.sequence:
             raise OutOfRange("tokens in a row", f"1..{self.config.sequence}", n)
-        x, saved = self._look_up(p, tokens)
+        x, saved = self._look_up(p, tokens, out)
         xp = namespace(x)
         if self.config.learns_positions:
             first, n = self._tokens(n)
@@ -70,16 +76,20 @@ class Embedding(Part):
             xp.multiply(x, slope, out=x)
         return x, saved
 
-    def _look_up(self, p: Parameters, tokens: Array) -> tuple[Array, Saved]:
+    def _look_up(self, p: Parameters, tokens: Array, out: Array | None) -> tuple[Array, Saved]:
         if self.tp.size > 1:
             start = time.perf_counter()
             x, saved = self._table.forward(p, tokens)
             self.tp.communication_s += time.perf_counter() - start
+            if out is not None:
+                out[...] = x
+                x = out
             return x, {"table": saved, "n": tokens.shape[1]}
         weight = p["tok.weight"]
-        x = self.workspace.take(weight, (*tokens.shape, self.config.width))
-        nn.embedding(tokens, weight, out=x)
-        return x, {"tokens": tokens, "n": tokens.shape[1]}
+        if out is None:
+            out = self.workspace.take(weight, (*tokens.shape, self.config.width))
+        nn.embedding(tokens, weight, out=out)
+        return out, {"tokens": tokens, "n": tokens.shape[1]}
 
     def _tokens(self, n: int) -> tuple[int, int]:
         """First of this rank's tokens of a row, and how many it has."""

@@ -205,7 +205,13 @@ class Part:
         return found
 
     def _norm_backward(
-        self, name: str, p: Parameters, grad: Array, saved: Saved, residual: Array | None = None
+        self,
+        name: str,
+        p: Parameters,
+        grad: Array,
+        saved: Saved,
+        residual: Array | None = None,
+        out: Array | None = None,
     ) -> Array:
         """The gradients of weight and bias cost nothing extra here, and `grad` is freed."""
         terms, grad = grad, self.tp.summed(grad)
@@ -213,7 +219,7 @@ class Part:
             self.workspace.give(terms)
         weight, xhat = p[f"{self.prefix}{name}.weight"], saved["normalized"]
         sums = saved["norm_sums"] = self.workspace.take(grad, (2, grad.shape[-1]))
-        to = self._like(grad)
+        to = self._like(grad) if out is None else out
         rms = self.config.uses_rms_norm
         backward = nn.rms_norm_backward_input if rms else nn.layer_norm_backward_input
         backward(grad, weight, xhat, saved["rstd"], residual, to, sums)
@@ -310,7 +316,9 @@ class Residual(Part):
         self.workspace.give(terms)
         return x, saved
 
-    def backward_input(self, p: Parameters, saved: Saved, grad: Array) -> Array:
+    def backward_input(
+        self, p: Parameters, saved: Saved, grad: Array, out: Array | None = None
+    ) -> Array:
         """Gradient of the stream before this part; gradients that the weights need are saved.
 
         Parameters
@@ -321,18 +329,20 @@ class Residual(Part):
             As `forward` returned it.
         grad : Array
             Gradient of the stream after this part; belongs to `saved` from now on.
+        out : Array, optional
+            Where the result goes.
 
         Returns
         -------
         Array
-            A new array of the shape of `grad`.
+            `out`, or a new array of the shape of `grad`.
         """
         saved["grad"] = grad
         saved["grad_dropped"] = self._dropout_backward(grad, saved)
         saved["grad_closing"] = self.tp.whole(saved["grad_dropped"])
         inner = self._linear_backward(self.closing, p, saved["grad_closing"])
         h = self._inner_backward(p, inner, saved)
-        x = self._norm_backward(self.norm, p, h, saved, residual=grad)
+        x = self._norm_backward(self.norm, p, h, saved, residual=grad, out=out)
         self.release(saved, ("inner", "grad_closing", "normed", "norm_sums", self.grad_inner))
         return x
 

@@ -34,6 +34,9 @@ class ModelStage:
         Keep only the stage's input, and run forward a second time before the backward.
     """
 
+    computes_into = True
+    """It takes `out`: the executor then hands it the slot that the neighbour reads."""
+
     def __init__(
         self,
         model: Model,
@@ -147,7 +150,7 @@ class ModelStage:
 
     # -- one microbatch ---------------------------------------------------------------------
 
-    def forward(self, microbatch: int, x: Array | None) -> Array | None:
+    def forward(self, microbatch: int, x: Array | None, out: Array | None = None) -> Array | None:
         """Run the layers; the last stage adds to `loss`.
 
         Parameters
@@ -156,30 +159,40 @@ class ModelStage:
             Which one.
         x : Array or None
             Residual stream from the stage before, changed in place; None for the first stage.
+        out : Array, optional
+            Where the result goes; `x` may stand there already.
 
         Returns
         -------
         Array or None
             Residual stream for the next stage; None from the last.
         """
+        if x is not None and out is not None and x is not out:
+            out[...] = x
+            self.model.workspace.give(x)
+            x = out
         if self.recompute:
             kept = None
             if x is not None:
                 kept = self.model.workspace.take(x, tuple(x.shape))
                 kept[...] = x
             self._inputs[microbatch] = kept
-            y, loss = self._run(microbatch, x, None)
+            y, loss = self._run(microbatch, x, None, out)
         else:
             saved = self._saved[microbatch] = []
-            y, loss = self._run(microbatch, x, saved)
+            y, loss = self._run(microbatch, x, saved, out)
         self.loss += loss
         return y
 
     def _run(
-        self, microbatch: int, x: Array | None, saved: list[Saved] | None
+        self,
+        microbatch: int,
+        x: Array | None,
+        saved: list[Saved] | None,
+        out: Array | None = None,
     ) -> tuple[Array | None, float]:
         rows, streams = self._rows[microbatch], self._streams[microbatch]
-        return self._layers(self._parameters, rows, x, streams, self._scale, saved)
+        return self._layers(self._parameters, rows, x, streams, self._scale, saved, out)
 
     def _layers(
         self,
@@ -189,6 +202,7 @@ class ModelStage:
         streams: Streams,
         scale: float,
         saved: list[Saved] | None,
+        out: Array | None = None,
     ) -> tuple[Array | None, float]:
         """Output and loss; what backward needs goes into `saved`, or is given back at once."""
 
@@ -200,7 +214,7 @@ class ModelStage:
 
         model = self.model
         if x is None:
-            x, what = model.embedding.forward(p, rows[:, :-1], streams.layer(0))
+            x, what = model.embedding.forward(p, rows[:, :-1], streams.layer(0), out)
             keep(model.embedding, what)
         for number in self.layers:
             stream = streams.layer(number + 1)
@@ -213,7 +227,9 @@ class ModelStage:
         keep(model.head, what)
         return None, loss
 
-    def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
+    def backward_input(
+        self, microbatch: int, grad: Array | None, out: Array | None = None
+    ) -> Array | None:
         """Gradient of the stage's input (I).
 
         Parameters
@@ -222,13 +238,15 @@ class ModelStage:
             Which one.
         grad : Array or None
             Gradient of its output; None for the last stage.
+        out : Array, optional
+            Where the result goes.
 
         Returns
         -------
         Array or None
             None from the first stage.
         """
-        return self._backward(microbatch, grad, lambda part, saved: None)
+        return self._backward(microbatch, grad, out, lambda part, saved: None)
 
     def backward_weight(self, microbatch: int) -> None:
         """Weight gradients (W); the first of a step writes, later ones add.
@@ -246,7 +264,9 @@ class ModelStage:
         if self.is_first:
             self.model.embedding.backward_weight(saved.pop(), to)
 
-    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
+    def backward(
+        self, microbatch: int, grad: Array | None, out: Array | None = None
+    ) -> Array | None:
         """Both in one (B), layer by layer, while what they share is in the caches.
 
         Parameters
@@ -255,6 +275,8 @@ class ModelStage:
             Which one; its activations are freed.
         grad : Array or None
             Gradient of its output; None for the last stage.
+        out : Array, optional
+            Where the result goes.
 
         Returns
         -------
@@ -262,12 +284,18 @@ class ModelStage:
             Gradient of its input; None from the first stage.
         """
         to = self._targets()
-        grad = self._backward(microbatch, grad, lambda part, what: part.backward_weight(what, to))
+        grad = self._backward(
+            microbatch, grad, out, lambda part, what: part.backward_weight(what, to)
+        )
         self._saved.pop(microbatch)
         return grad
 
     def _backward(
-        self, microbatch: int, grad: Array | None, then: Callable[[Any, Saved], None]
+        self,
+        microbatch: int,
+        grad: Array | None,
+        out: Array | None,
+        then: Callable[[Any, Saved], None],
     ) -> Array | None:
         if self.recompute:
             saved = self._saved[microbatch] = []
@@ -278,9 +306,9 @@ class ModelStage:
             what = saved.pop()
             grad = model.head.backward_input(p, what)
             then(model.head, what)
-        for half in reversed(self._halves):
+        for number, half in reversed([*enumerate(self._halves)]):
             what = saved.pop()
-            grad = half.backward_input(p, what, grad)
+            grad = half.backward_input(p, what, grad, None if number else out)
             then(half, what)
         if not self.is_first:
             return grad

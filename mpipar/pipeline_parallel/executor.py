@@ -5,29 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipar.comm import Communicator, Request
-from mpipar.errors import CollectiveMismatch, CollectiveTimeout, RankFailed, ScheduleError
+from mpipar.comm import Communicator
+from mpipar.errors import CollectiveMismatch, CollectiveTimeout, RankFailed
 from mpipar.pipeline_parallel.action import Action, Cell, Kind, OverlappedPair
 from mpipar.pipeline_parallel.agreement import Agreement, agreed_schedule, spec_text
 from mpipar.pipeline_parallel.graph import Places, partners
+from mpipar.pipeline_parallel.links import SENDS, Channel, Key, make_links
 from mpipar.pipeline_parallel.schedule import Schedule
 from mpipar.pipeline_parallel.stage import Array, Fresh, Pool, Spec, Stage
 from mpipar.pipeline_parallel.timeline import Timeline
-
-_Key: TypeAlias = tuple[Kind, int, int]
-_SENDS = (Kind.SEND_F, Kind.SEND_B)
 
 
 class PipelineExecutor:
     """Runs one schedule, step after step. Collective over the pipeline group to make and to run.
 
-    The receive of each channel (a boundary and a direction) is posted while the message before it
-    is computed on; sends never block; stages of one rank hand over without a message. A stage that
+    Ranks that share a node's memory hand over in slots, into which stages with `computes_into`
+    compute straight. Elsewhere the receive of each channel (a boundary and a direction) is posted
+    while the message before it is computed on. Sends never block; stages of one rank hand over
+    without a message. A stage that
     raises ends the step on its peers too: they get an empty message instead, and the group can be
     used again.
 
@@ -52,6 +52,8 @@ class PipelineExecutor:
     peak_in_flight : int
         Most microbatches, summed over the stages of this rank, that were between F and W (or B)
         at once in the last step.
+    links : Links
+        What carries activations and gradients.
 
     Raises
     ------
@@ -75,33 +77,34 @@ class PipelineExecutor:
         self.comm = comm
         self.schedule = agreed_schedule(comm, schedule, stages)
         self.stages = dict(stages)
+        self._computes_into = {
+            s: bool(getattr(stage, "computes_into", False)) for s, stage in stages.items()
+        }
         self.communication_s = 0.0
         self.peak_in_flight = 0
         self._on_reduce = on_reduce or (lambda _: None)
         self._pool: Pool = pool or Fresh()
         self._owner = schedule.stage_to_rank.tolist()
         self._cells = _numbered(self.schedule, comm.rank)
-        self._order: dict[tuple[Kind, int], list[int]] = {}
-        self._at: dict[_Key, int] = {}
-        self._turn: dict[_Key, int] = {}
+        self._order: dict[Channel, list[int]] = {}
+        self._at: dict[Key, int] = {}
+        self._turn: dict[Key, int] = {}
         for index, cell in self._cells:
             if isinstance(cell, Action) and cell.kind.is_communication:
                 self._at[cell.kind, cell.stage, cell.microbatch or 0] = index
-                if cell.kind not in _SENDS:
+                if cell.kind not in SENDS:
                     order = self._order.setdefault((cell.kind, cell.stage), [])
                     self._turn[cell.kind, cell.stage, cell.microbatch or 0] = len(order)
                     order.append(cell.microbatch or 0)
+        self.links = make_links(comm, self._owner, self._order, self._pool)
         self._agreement = Agreement(comm, self.schedule)
         self._specs: dict[int, list[Spec | None]] = {}
         self._times: NDArray[np.float64] = np.zeros((2, len(self.schedule)))
         self._start()
 
     def _start(self) -> None:
-        self._local: dict[_Key, Array | None] = {}
-        self._incoming: dict[_Key, tuple[Request, Array]] = {}
-        self._outgoing: dict[_Key, Array] = {}
-        self._sends: list[tuple[Request, Array]] = []
-        self._n_posted = dict.fromkeys(self._order, 0)
+        self._local: dict[Key, Array | None] = {}
+        self._outgoing: dict[Key, Array] = {}
         self._n_in_flight = self.peak_in_flight = 0
         self._times[...] = 0
 
@@ -127,10 +130,11 @@ class PipelineExecutor:
         begin = time.perf_counter()
         self._specs = self._agreement.specs(self.stages)
         self._start()
+        self.links = self.links.begin(self._specs)
         self._origin = time.perf_counter()
         self.communication_s += self._origin - begin
         for channel in self._order:
-            self._post(channel, 1)
+            self.links.expect(*channel, 1)
         for position, (index, cell) in enumerate(self._cells):
             try:
                 self._run(index, cell)
@@ -140,10 +144,7 @@ class PipelineExecutor:
                 self._break_off(position)
                 raise
         begin = time.perf_counter()
-        for request, array in self._sends:
-            request.wait()
-            self._pool.give(array)
-        self._sends.clear()
+        self.links.finish()
         self.communication_s += time.perf_counter() - begin
         peaks: list[Any] = [0] * self.schedule.n_ranks
         peaks[self.comm.rank] = self._peak(self.peak_in_flight)
@@ -177,75 +178,60 @@ class PipelineExecutor:
     def _run(self, index: int, cell: Cell) -> None:
         if isinstance(cell, Action) and cell.kind.is_communication:
             m = cell.microbatch or 0
-            if cell.kind in _SENDS:
+            if cell.kind in SENDS:
                 self._send(cell.kind, cell.stage, m)
             else:
-                self._post((cell.kind, cell.stage), self._turn[cell.kind, cell.stage, m] + 1)
+                turn = self._turn[cell.kind, cell.stage, m]
+                self.links.expect(cell.kind, cell.stage, turn + 1)
             return
         parts = cell if isinstance(cell, OverlappedPair) else (cell,)
-        inputs = [self._take(part) for part in parts]
+        rooms = [self._room(part) for part in parts]
+        inputs = [self._take(part, to) for part, to in zip(parts, rooms, strict=True)]
         start = time.perf_counter()
-        outputs = [self._compute(part, x) for part, x in zip(parts, inputs, strict=True)]
+        outputs = [self._compute(*job) for job in zip(parts, inputs, rooms, strict=True)]
         end = time.perf_counter()
         self._times[0, index : index + len(parts)] = (start - self._origin) * 1e6
         self._times[1, index : index + len(parts)] = (end - self._origin) * 1e6
-        for part, y in zip(parts, outputs, strict=True):
+        for part, y, room in zip(parts, outputs, rooms, strict=True):
+            if room is not None and y is not room:
+                self.links.leave(_GIVES[part.kind], part.stage)
             self._hand_on(part, y)
-        self._reap()
+        self.links.move_on()
 
-    def _compute(self, action: Action, x: Array | None) -> Array | None:
+    def _compute(self, action: Action, x: Array | None, room: Array | None) -> Array | None:
         stage, m, kind = self.stages[action.stage], action.microbatch or 0, action.kind
+        to = () if room is None else (room,)
         if kind is Kind.F:
             self._n_in_flight += 1
             self.peak_in_flight = max(self.peak_in_flight, self._n_in_flight)
-            return stage.forward(m, x)
+            return stage.forward(m, x, *to)
         if kind is Kind.REDUCE_GRAD:
             self._on_reduce(action.stage)
             return None
         if kind is Kind.I:
-            return stage.backward_input(m, x)
+            return stage.backward_input(m, x, *to)
         self._n_in_flight -= 1
         if kind is Kind.B:
-            return stage.backward(m, x)
+            return stage.backward(m, x, *to)
         stage.backward_weight(m)
         return None
 
     # -- messages ---------------------------------------------------------------------------
 
-    def _post(self, channel: tuple[Kind, int], n: int) -> None:
-        """Post the receives of a channel, in its order, until there were `n`."""
-        kind, stage = channel
-        order = self._order[channel]
-        for i in range(self._n_posted[channel], min(n, len(order))):
-            low = stage - 1 if kind is Kind.RECV_F else stage
-            spec = self._specs[low][order[i]]
-            if spec is None:
-                raise ScheduleError(f"no shape was agreed between stages {low} and {low + 1}")
-            self._reap()
-            buffer = self._pool.take(np.empty(0, spec[1]), spec[0])
-            peer = self._owner[stage - 1 if kind is Kind.RECV_F else stage + 1]
-            request = self.comm.begin_recv(buffer, peer, _tag(kind, stage))
-            self._incoming[kind, stage, order[i]] = (request, buffer)
-            self._n_posted[channel] = i + 1
+    def _room(self, action: Action) -> Array | None:
+        """Where a stage that can may compute a result that will be sent."""
+        kind, stage = _GIVES.get(action.kind), action.stage
+        key = (kind, stage, action.microbatch or 0)
+        if kind is None or key not in self._at:
+            return None
+        return self.links.room(*key) if self._computes_into[stage] else None
 
     def _send(self, kind: Kind, stage: int, m: int) -> None:
-        y = self._outgoing.pop((kind, stage, m))
-        peer = self._owner[stage + 1 if kind is Kind.SEND_F else stage - 1]
         now = (time.perf_counter() - self._origin) * 1e6
         self._times[:, self._at[kind, stage, m]] = now
-        self._sends.append((self.comm.begin_send(y, peer, _tag(kind, stage)), y))
+        self.links.send(kind, stage, m, self._outgoing.pop((kind, stage, m)))
 
-    def _reap(self) -> None:
-        """Give back what has been sent, and move on what has not."""
-        under_way = []
-        for request, array in self._sends:
-            if request.test():
-                self._pool.give(array)
-            else:
-                under_way.append((request, array))
-        self._sends = under_way
-
-    def _take(self, action: Action) -> Array | None:
+    def _take(self, action: Action, room: Array | None) -> Array | None:
         """What a computation needs from its neighbour stage: handed over here, or received."""
         kind, m = _NEEDS.get(action.kind), action.microbatch or 0
         if kind is None:
@@ -253,25 +239,23 @@ class PipelineExecutor:
         key = (kind, action.stage, m)
         if key in self._local:
             return self._local.pop(key)
-        if key not in self._incoming:
+        if key not in self._at:
             return None  # the first stage's input, the last stage's gradient
-        request, buffer = self._incoming[key]
         begin = time.perf_counter()
         try:
-            request.wait()
+            x = self.links.take(*key, room if kind is Kind.RECV_F else None)
         except CollectiveMismatch as error:
             source = action.stage + (-1 if kind is Kind.RECV_F else 1)
             raise CollectiveMismatch(
                 f"stage {action.stage} has got no microbatch {m} from stage {source} "
                 f"(rank {self._owner[source]}): {error}"
             ) from None
-        del self._incoming[key]
         end = time.perf_counter()
         self.communication_s += end - begin
         self._times[0, self._at[key]] = (begin - self._origin) * 1e6
         self._times[1, self._at[key]] = (end - self._origin) * 1e6
-        self._post((kind, action.stage), self._turn[key] + 2)
-        return buffer
+        self.links.expect(kind, action.stage, self._turn[key] + 2)
+        return x
 
     def _hand_on(self, action: Action, y: Array | None) -> None:
         """Check a result, and put it where the send or the next stage finds it."""
@@ -298,22 +282,14 @@ class PipelineExecutor:
 
     def _break_off(self, position: int) -> None:
         """Keep every promise to the peers, with empty messages, so that they stop as well."""
-        nothing = np.empty(0, np.uint8)
-        for _, cell in self._cells[position + 1 :]:
-            if isinstance(cell, Action) and cell.kind in _SENDS:
-                self._outgoing[cell.kind, cell.stage, cell.microbatch or 0] = nothing
-                self._send(cell.kind, cell.stage, cell.microbatch or 0)
-        for channel, order in self._order.items():
-            self._post(channel, len(order))
-        for request, buffer in [*self._incoming.values(), *self._sends]:
-            try:
-                request.wait()
-            except CollectiveMismatch:
-                continue
-            self._pool.give(buffer)
+        left = [cell for _, cell in self._cells[position + 1 :] if isinstance(cell, Action)]
+        self.links.break_off(
+            [(c.kind, c.stage, c.microbatch or 0) for c in left if c.kind in SENDS]
+        )
 
 
 _NEEDS = {Kind.F: Kind.RECV_F, Kind.I: Kind.RECV_B, Kind.B: Kind.RECV_B}
+_GIVES = {Kind.F: Kind.SEND_F, Kind.I: Kind.SEND_B, Kind.B: Kind.SEND_B}
 
 
 def _numbered(schedule: Schedule, rank: int) -> list[tuple[int, Cell]]:
@@ -323,9 +299,3 @@ def _numbered(schedule: Schedule, rank: int) -> list[tuple[int, Cell]]:
         rows.append((index, cell))
         index += 2 if isinstance(cell, OverlappedPair) else 1
     return rows
-
-
-def _tag(kind: Kind, stage: int) -> int:
-    """One channel for each direction and boundary; within it messages keep their order."""
-    message = Action(stage, kind, 0).message
-    return 2 * message.boundary + (message.direction == "backward")

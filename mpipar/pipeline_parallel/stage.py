@@ -17,6 +17,9 @@ class Stage(Protocol):
 
     Arrays handed to a stage belong to it; an array that it returns belongs to the executor, which
     gives it back to the pool once it was sent.
+
+    A stage with a true attribute `computes_into` takes one more argument of `forward`, `backward`
+    and `backward_input`: where to leave the result, or nothing. Its `x` may already stand there.
     """
 
     def input_spec(self, microbatch: int) -> Spec | None:

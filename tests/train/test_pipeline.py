@@ -255,8 +255,13 @@ def test_ranks_hold_their_stages_only_and_send_the_bytes_of_the_formula(comm: Co
     calls = watch(engine.pp)
     engine.run(parts, noise(m, MODEL), SCALE)
     del engine.pp.submit
-    sent = sum(c.n_bytes for c in calls if c.op is Op.SEND)
+    links = engine.executor.links
+    by_messages = sum(c.n_bytes for c in calls if c.op is Op.SEND)
     n_directions = (comm.rank > 0) + (comm.rank < n - 1)
+    sent = by_messages
+    if engine.pp.shares_memory:  # two ends of 16 bytes a neighbour, and no array
+        assert (by_messages, links.n_copied) == (2 * 16 * n_directions, 0)
+        sent = links.sent_bytes
     assert sent == n_directions * n_rows * 4 * 8 * 8  # tokens, width, float64
 
 
