@@ -170,7 +170,7 @@ def set_look_out(look_out: Callable[[], None] | None) -> None:
 
 
 def pause(n_turns: int) -> None:
-    """Let others run while waiting: yields first, sleeps when the wait is long.
+    """Let others run while waiting: yields first, sleeps when the wait is long, and then longer.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def pause(n_turns: int) -> None:
     if n_turns < 2000:
         os.sched_yield()
     else:
-        time.sleep(0.0002)
+        time.sleep(min(0.001, 0.0002 + 4e-6 * (n_turns - 2000)))
 
 
 def wait_all(requests: Sequence[Request]) -> list[Any]:
