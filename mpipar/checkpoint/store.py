@@ -21,7 +21,7 @@ from mpipar.comm import Communicator
 from mpipar.errors import CheckpointError
 
 Array = NDArray[Any]
-_FOLDER = re.compile(r"step-(\d{9})")
+_FOLDER = re.compile(r"step-(\d{9})(?:\.(\d+))?")
 _INDEX = "index.json"
 
 
@@ -66,32 +66,69 @@ def save(
     CheckpointError
         On every rank, if it could not be written; older ones are untouched then.
     """
-    target = folder / f"step-{step:09d}"
-    scratch = target.with_name(f".{target.name}.partial")
+    target, scratch = folder_of(folder, step), prepare(comm, folder, step)
     writes = comm.rank == 0 if is_writer is None else is_writer
+    parts = extents or {}
 
-    def prepare() -> None:
+    def write_mine() -> dict[str, Any]:
+        if not writes:
+            return {}
+        mine = {n: a if n not in parts else a[parts[n].at()] for n, a in arrays.items()}
+        file = scratch / f"arrays-{comm.rank}.safetensors"
+        return write(file, mine, {name: parts.get(name) for name in mine})
+
+    def publish_all() -> None:
+        if comm.rank == 0:
+            publish(folder, step, state, files, keep)
+
+    written = _everywhere(comm, target, write_mine)
+    files = {name: facts for part in written for name, facts in part.items()}
+    _everywhere(comm, target, publish_all)
+    return target
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands."""
+    return folder / f"step-{step:09d}"
+
+
+def scratch_of(folder: Path, step: int) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return folder / f".step-{step:09d}.partial"
+
+
+def prepare(comm: Communicator, folder: Path, step: int) -> Path:
+    """An empty folder to write into; what was left over goes. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks.
+    folder : Path
+        Where the checkpoints of a run stand.
+    step : int
+        Names the checkpoint.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    CheckpointError
+        On every rank, if it cannot be made.
+    """
+    scratch = scratch_of(folder, step)
+
+    def make() -> None:
         if comm.rank == 0:
             for left_over in folder.glob(".step-*.partial"):
                 shutil.rmtree(left_over, ignore_errors=True)
             scratch.mkdir(parents=True)
 
-    def write() -> dict[str, Any]:
-        file = scratch / f"arrays-{comm.rank}.safetensors"
-        return _write(file, arrays, extents or {}) if writes else {}
-
-    def publish() -> None:
-        if comm.rank == 0:
-            index = {"format": 2, "step": step, "state": dict(state), "files": files}
-            _publish(scratch, target, index)
-            for old in _complete(folder)[:-keep] if keep > 0 else []:
-                shutil.rmtree(old, ignore_errors=True)
-
-    _everywhere(comm, target, prepare)
-    parts = _everywhere(comm, target, write)
-    files = {name: facts for part in parts for name, facts in part.items()}
-    _everywhere(comm, target, publish)
-    return target
+    _everywhere(comm, folder_of(folder, step), make)
+    return scratch
 
 
 def _everywhere(comm: Communicator, target: Path, function: Callable[[], Any]) -> list[Any]:
@@ -106,32 +143,76 @@ def _everywhere(comm: Communicator, target: Path, function: Callable[[], Any]) -
     return comm.all_gather_json(value)
 
 
-def _write(
-    file: Path, arrays: Mapping[str, Array], extents: Mapping[str, Extent]
+def write(
+    file: Path, arrays: Mapping[str, Array], held: Mapping[str, Extent | None]
 ) -> dict[str, Any]:
-    """Write one file; its name with size, hash and the arrays in it."""
+    """Write one file. Local.
+
+    Parameters
+    ----------
+    file : Path
+        Where.
+    arrays : mapping of str to ndarray
+        Whole arrays or parts.
+    held : mapping of str to Extent or None
+        Which parts they are.
+
+    Returns
+    -------
+    dict
+        Its name with size, hash and the arrays in it.
+    """
     from safetensors.numpy import save_file
 
-    tensors, held = {}, {}
-    for name, array in arrays.items():
-        part = extents.get(name)
-        tensors[name] = np.asarray(array if part is None else array[part.at()], order="C")
-        held[name] = None if part is None else part.to_mapping()
-    save_file(tensors, file)
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, file)
     _sync(file)
-    facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": held}
+    names = {name: None if part is None else part.to_mapping() for name, part in held.items()}
+    facts = {"bytes": file.stat().st_size, "blake2b": _digest(file), "arrays": names}
     return {file.name: facts}
 
 
-def _publish(scratch: Path, target: Path, index: Mapping[str, Any]) -> None:
-    """Write the index and give the folder its name, in that order."""
+def publish(
+    folder: Path, step: int, state: Mapping[str, Any], files: Mapping[str, Any], keep: int
+) -> None:
+    """Write the index and give the folder its name, in that order; then old ones go. Local.
+
+    Nothing is removed before the new one stands: a step that is saved again has a number behind
+    its name until the one before is gone.
+
+    Parameters
+    ----------
+    folder, step, state, keep
+        As in `save`.
+    files : mapping
+        What `write` told of every file.
+    """
+    scratch, target = scratch_of(folder, step), folder_of(folder, step)
+    index = {"format": 2, "step": step, "state": dict(state), "files": dict(files)}
     sealed = {**index, "blake2b": _seal(index)}
     (scratch / _INDEX).write_text(json.dumps(sealed, indent=1), encoding="utf-8")
     _sync(scratch / _INDEX)
     _sync(scratch)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
-    _sync(target.parent)
+    before = _of_step(folder, step)
+    newer = target.with_name(f"{target.name}.{_order(before[-1])[1] + 1}") if before else target
+    scratch.rename(newer)
+    _sync(folder)
+    standing = _complete(folder)
+    for place in {*before, *(standing[:-keep] if keep > 0 else [])}:
+        gone = place.with_name(f".{place.name}.partial")  # never half a checkpoint of that name
+        place.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    if not target.exists():
+        newer.rename(target)
+
+
+def _order(place: Path) -> tuple[int, int]:
+    """Step and repetition of a folder's name; -1 for other names."""
+    found = _FOLDER.fullmatch(place.name)
+    return (int(found[1]), int(found[2] or 0)) if found else (-1, -1)
+
+
+def _of_step(folder: Path, step: int) -> list[Path]:
+    return sorted((p for p in folder.glob("step-*") if _order(p)[0] == step), key=_order)
 
 
 def _sync(path: Path) -> None:
@@ -148,8 +229,8 @@ def _digest(path: Path) -> str:
 
 
 def _complete(folder: Path) -> list[Path]:
-    found = [p for p in folder.glob("step-*") if _FOLDER.fullmatch(p.name)]
-    return sorted(p for p in found if _is_complete(p))
+    found = sorted((p for p in folder.glob("step-*") if _order(p) >= (0, 0)), key=_order)
+    return [p for p in found if _is_complete(p)]
 
 
 def _seal(index: Mapping[str, Any]) -> str:
@@ -201,7 +282,7 @@ def newest(comm: Communicator, folder: Path) -> Path | None:
     """
     steps = sorted(p.name for p in _complete(folder)) if folder.is_dir() else []
     common = set.intersection(*map(set, comm.all_gather_json(steps)))
-    return folder / max(common) if common else None
+    return max((folder / name for name in common), key=_order, default=None)
 
 
 def load(

@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
-import textwrap
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mpipar import ThreadWorld, checkpoint
+from mpipar.checkpoint import store
 from mpipar.comm import IdentityCommunicator
 from mpipar.errors import CheckpointError
 
@@ -196,36 +198,134 @@ def test_a_failed_write_is_told_to_all_ranks_and_leaves_the_one_before(tmp_path,
 
 # -- killed ----------------------------------------------------------------------------------
 
-PROGRAM = """
-    import os, sys
-    from pathlib import Path
-    import numpy as np
-    from mpipar.comm import IdentityCommunicator
-    from mpipar.checkpoint import save, store
-
-    folder, where = Path(sys.argv[1]), sys.argv[2]
-    one = IdentityCommunicator()
-    save(one, folder, 1, {"w": np.full(9, 1)}, {"step": 1}, keep=1)
-    original = getattr(store, where)
-
-    def killed(*arguments):
-        if where == "_write":
-            original(*arguments)
-        os.kill(os.getpid(), 9)
-
-    setattr(store, where, killed)
-    save(one, folder, 2, {"w": np.full(9, 2)}, {"step": 2}, keep=1)
-"""
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
 
 
-@pytest.mark.parametrize("where", ["_digest", "_write", "_publish", "_complete"])
-def test_killed_while_saving(tmp_path, where):
-    """In each phase; only after the name was given (before old ones go) is the new one newest."""
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), where]
-    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
-    expected = 2 if where == "_complete" else 1
-    arrays, state = checkpoint.load(checkpoint.newest(ONE, tmp_path))
-    assert state == {"step": expected}
-    np.testing.assert_array_equal(arrays["w"], expected)
-    save(tmp_path, 3, keep=1)  # and what the killed one has left is cleared away
-    assert [p.name for p in tmp_path.iterdir()] == ["step-000000003"]
+def save_and_die(folder, nth, steps):
+    """In a child: save the steps, killed at the nth look at or change of the file system."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen = 0
+
+    def audit(event, arguments):
+        nonlocal seen
+        if event in EVENTS and (event == "os.mkdir" or str(folder) in str(arguments[0])):
+            seen += 1
+            if seen == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    try:
+        save(folder, *steps, keep=1)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["next", "same"])
+def test_killed_at_any_point_of_a_save_a_whole_checkpoint_is_there(tmp_path, step):
+    """At every one of some thirty calls; the one before or the new one, never neither."""
+    found = []
+    for nth in range(1, 200):
+        folder = tmp_path / str(nth)
+        checkpoint.save(ONE, folder, 1, arrays_of(7), {"rows_seen": 14}, 1)
+        code = save_and_die(folder, nth, [step])
+        place = checkpoint.newest(ONE, folder)
+        arrays, state = checkpoint.load(place)
+        value = int(arrays["w"][0, 0])
+        assert value in (7, step)
+        assert state == {"rows_seen": 2 * value}
+        found.append(value)
+        save(folder, 3, keep=1)  # and what the killed one has left is cleared away
+        assert [p.name for p in folder.iterdir()] == ["step-000000003"]
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert code == 0
+    assert len(found) > 15
+    assert found == sorted(found, reverse=step < 7)  # the old one until the new one stands
+    assert {7, step} == set(found)
+
+
+def test_the_kill_test_would_see_a_checkpoint_that_goes_too_early(tmp_path, monkeypatch):
+    publish = store.publish
+
+    def hasty(folder, *arguments):
+        for old in folder.glob("step-*"):
+            shutil.rmtree(old)
+        publish(folder, *arguments)
+
+    monkeypatch.setattr(store, "publish", hasty)
+    lost = 0
+    for nth in range(1, 40):
+        folder = tmp_path / str(nth)
+        save(folder, 1)
+        save_and_die(folder, nth, [2])
+        lost += checkpoint.newest(ONE, folder) is None
+    assert lost
+
+
+# -- in the background -----------------------------------------------------------------------
+
+
+def background(comm, folder, slow_rank=None):
+    """Two saves in the background while the arrays change; what is newest meanwhile."""
+    saver = checkpoint.Saver(comm)
+    w = np.full((3, 2), 1.0)
+    writing = saver._write
+
+    def late(*arguments):
+        gate.wait(30)
+        writing(*arguments)
+
+    gate = threading.Event()
+    if comm.rank == slow_rank:
+        saver._write = late
+    saver.begin(folder, 1, {f"w{comm.rank}": w}, {"step": 1}, is_writer=True)
+    w[...] = 99
+    for _ in range(200):
+        done = saver.poll()
+        comm.barrier()
+    early = comm.all_gather_json([done, folder.exists() and len(list(folder.glob("step-*")))])
+    gate.set()
+    saver.begin(folder, 2, {f"w{comm.rank}": w}, {"step": 2}, is_writer=True)
+    saver.close()
+    return early
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_save_in_the_background_holds_what_the_arrays_held(tmp_path, n):
+    early = ThreadWorld(n, deadline_s=60).run(background, tmp_path, n - 1)
+    assert early[0] == [[False, 0]] * n  # one rank has not written: nothing stands
+    for step, value in ((1, 1.0), (2, 99.0)):
+        arrays, state = checkpoint.load(tmp_path / f"step-00000000{step}")
+        assert state == {"step": step}
+        assert sorted(arrays) == [f"w{rank}" for rank in range(n)]
+        assert all((a == value).all() for a in arrays.values())
+
+
+def test_a_save_in_the_background_ends_by_polling_alone(tmp_path):
+    def body(comm):
+        saver = checkpoint.Saver(comm)
+        saver.begin(tmp_path, 1, {"w": np.ones(3)}, {"step": 1})
+        deadline = time.monotonic() + 30
+        while not saver.poll() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        comm.barrier()
+        return checkpoint.newest(comm, tmp_path).name
+
+    assert ThreadWorld(2).run(body) == ["step-000000001"] * 2
+
+
+def test_a_failed_save_in_the_background_is_told_to_all_at_the_next(tmp_path):
+    def body(comm):
+        saver = checkpoint.Saver(comm)
+        if comm.rank == 1:
+            saver._write = lambda *_: setattr(saver, "_problem", OSError("disk full"))
+        saver.begin(tmp_path, 1, {"w": np.ones(3)}, {"step": 1}, is_writer=True)
+        with pytest.raises(CheckpointError, match="could not be written: disk full"):
+            saver.finish()
+        saver.finish()  # once
+        return checkpoint.newest(comm, tmp_path)
+
+    assert ThreadWorld(3).run(body) == [None] * 3
