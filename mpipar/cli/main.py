@@ -38,6 +38,7 @@ VERBS: Final = {
     "test": ("mpipar.cli.test", "run pytest; with `mpipar run -n N test` on N ranks"),
     "job": ("mpipar.cli.job", "print the Slurm script of a run"),
     "doctor": ("mpipar.cli.doctor", "what is wrong here: launcher, MPI, devices, threads, Slurm"),
+    "export": ("mpipar.cli.export", "write a run's weights as a folder that other tools read"),
     "schedule": ("mpipar.cli.schedule", "draw, compare and check pipeline schedules"),
     "plan": ("mpipar.cli.plan", "which degrees and schedule to train with, at what price, and why"),
     "bench": ("mpipar.cli.bench", "collectives against the MPI underneath, in one run"),

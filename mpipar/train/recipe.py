@@ -150,6 +150,8 @@ class RunRecipe:
         Sequences of one evaluation.
     keep : int
         How many checkpoints stay; 0 for all.
+    background_saves : bool
+        Write checkpoints while the training goes on, from a copy of the arrays.
     timeline : bool
         Show the last step of a pipeline beside its simulation, and write both into the folder.
     """
@@ -160,6 +162,7 @@ class RunRecipe:
     checkpoint_every: int = 200
     held_out_sequences: int = 512
     keep: int = 2
+    background_saves: bool = False
     timeline: bool = False
 
     def __post_init__(self) -> None:

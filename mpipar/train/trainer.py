@@ -103,6 +103,7 @@ class Trainer:
         self.optimizer = AdamW(self.dp.parameters, self.dp.trainable, train)
         self.step = 0
         self.n_rows_seen = 0
+        self._saver: checkpoint.Saver | None = None
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -193,6 +194,8 @@ class Trainer:
         held: dict[str, float] = {}
         while self.step < recipe.train.steps:
             result = self.train_step()
+            if self._saver is not None:
+                self._saver.poll()
             last = self.step == recipe.train.steps
             if last or (run.log_every and self.step % run.log_every == 0) or self.step == 1:
                 say(clock.line(result))
@@ -207,10 +210,12 @@ class Trainer:
             if last or stops or (run.checkpoint_every and self.step % run.checkpoint_every == 0):
                 clock.pause(self.save)
             if stops:
+                clock.pause(self.finish_saves)
                 if self.folder is not None and self.comm.rank == 0:
                     mark_stopped(self.folder, self.step)
                 say(f"stopped by a signal after step {self.step}/{recipe.train.steps}")
                 break
+        clock.pause(self.finish_saves)
         self._show_timeline(say)
         return {**clock.summary(result), **held}
 
@@ -225,7 +230,10 @@ class Trainer:
     # -- checkpoints ------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint into the run folder, if there is one. Collective."""
+        """Write a checkpoint into the run folder, if there is one. Collective.
+
+        With ``run.background_saves`` it is begun: `finish_saves` waits until it is whole.
+        """
         if self.folder is None:
             return
         arrays = {**self.dp.parameters, **self.optimizer.state()}
@@ -235,7 +243,24 @@ class Trainer:
         if self.mesh.coordinate["tp"]:  # the first of them writes what all of them hold
             arrays = {name: array for name, array in arrays.items() if name in extents}
         keep = self.recipe.run.keep
-        checkpoint.save(self.comm, where, self.step, arrays, position, keep, writes, extents)
+        job = (where, self.step, arrays, position, keep, writes, extents)
+        if not self.recipe.run.background_saves:
+            checkpoint.save(self.comm, *job)
+            return
+        if self._saver is None:
+            self._saver = checkpoint.Saver(self.comm)
+        self._saver.begin(*job)
+
+    def finish_saves(self) -> None:
+        """Wait for a checkpoint that is being written in the background. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if it could not be written.
+        """
+        if self._saver is not None:
+            self._saver.finish()
 
     def _extents(self, names: Iterable[str]) -> dict[str, checkpoint.Extent]:
         """What this rank holds of arrays that are split; moments are split as their parameters."""

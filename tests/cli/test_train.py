@@ -90,8 +90,12 @@ def test_a_run_its_folder_its_repetition_and_its_continuation(train: Train, tmp_
     assert load_recipe(first / "recipe.toml").train.steps == 12
 
 
-def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_end(train: Train, tmp_path: Path):
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_end(
+    train: Train, tmp_path: Path, background: str
+):
     words = [*TINY, "--data", "text", "--set=run.checkpoint_every=4"]
+    words.append(f"--set=run.background_saves={background}")
     whole = train(*words, "--steps", "12", "--run", "whole", "--set=run.keep=0")
     assert whole.returncode == 0, whole.stderr
     # What a kill during step 12 leaves: no last checkpoint, and half a line.
