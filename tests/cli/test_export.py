@@ -50,7 +50,7 @@ def test_a_run_on_any_mesh_is_exported_as_one_file(tmp_path: Path, name: str, de
     ]
     found = checkpoint.open_pretrained(tmp_path / "out")
     again = trainer_of(IdentityCommunicator(), name)
-    read = found.load(np.float64)
+    read = found.load(dtype=np.float64)
     assert read.keys() == build_model(found.config).shapes().keys()
     for key, array in again.dp.parameters.items():
         array[...] = read[key]
