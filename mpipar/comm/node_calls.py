@@ -217,6 +217,12 @@ class NodeCalls:
         """Put into `found` the inputs of all ranks; None where one is not in node memory."""
         code = self.code(call, "views")
         yield ARRIVE, self.flags.arrive((code, self.where(call.input), -1))
+        yield from self.collected_after_arrival(call, code, found)
+
+    def collected_after_arrival(
+        self, call: Call, code: int, found: list[list[Array] | None]
+    ) -> Waits:
+        """The rest of `collected`."""
         yield from self._agree(call, code)
         places, source = self.flags.said(INPUT), call.input
         if source is None or min(places) < 0:

@@ -39,7 +39,7 @@ class Plan:
 
     __slots__ = (
         *("call", "code", "dtype", "held", "input_place", "out", "output_place", "path", "raw"),
-        *("result", "run", "scripts", "shape", "x"),
+        *("result", "run", "scripts", "shape", "shown", "x"),
     )
 
     def __init__(
@@ -64,6 +64,7 @@ class Plan:
         if path == "flags" and call.input is not None:
             self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
         self.scripts: dict[Any, Script] = {}
+        self.shown: dict[Any, tuple[Array, ...] | None] = {}
         self.run: Callable[[], None] = _nobody
 
     def fits(self, x: Any, out: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mpipar.comm.call import Array
 from mpipar.comm.flags import ARRIVE, FIRST_WORD, STEP, WORDS
 from mpipar.comm.plans import Plan
 
@@ -50,6 +51,41 @@ def _follow(comm: NodeCommunicator, plan: Plan) -> None:
             item[0](*item[1])
         else:
             calls.await_flag(plan.call, STEP, comm.flags.next_step())
+
+
+def views_again(comm: NodeCommunicator, plan: Plan) -> tuple[Array, ...] | None:
+    """Show the arrays of all ranks again.
+
+    Parameters
+    ----------
+    comm : NodeCommunicator
+        Whose.
+    plan : Plan
+        Of an array in node memory.
+
+    Returns
+    -------
+    tuple of ndarray or None
+        The very same as before where all arrays are; None where a rank's is out of reach.
+    """
+    calls, flags, programs, call = comm.calls, comm.flags, comm.programs, plan.call
+    comm.enter(call)
+    try:
+        if calls.under_way:
+            calls.drain()
+        sequence = flags.sequence + 1
+        flags.arrive((plan.code, plan.input_place, -1))
+        if not flags.reached(ARRIVE, sequence):
+            calls.await_flag(call, ARRIVE, sequence)
+        key = programs.heard()
+        if key not in plan.shown:
+            found: list[list[Array] | None] = []
+            calls.run(call, programs.collected_after_arrival(call, plan.code, found))
+            plan.shown[key] = comm.as_shown(found[0], call)
+        return plan.shown[key]
+    finally:
+        comm.drop_old_view()
+        comm.busy.release()
 
 
 def small(comm: NodeCommunicator, plan: Plan) -> Callable[[], None]:

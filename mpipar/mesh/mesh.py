@@ -47,6 +47,7 @@ class Mesh:
         self.rank = comm.rank
         self.coordinate = self.layout.coordinate(comm.rank)
         self._comms: dict[tuple[str, ...], Communicator] = {}
+        self._asked: dict[tuple[str, ...], Communicator] = {}
         for axis in self.layout.axes:
             self.comm(axis)
 
@@ -79,6 +80,9 @@ class Mesh:
         Communicator
             Its ranks in mesh order; closed with the mesh.
         """
+        known = self._asked.get(axes)
+        if known is not None:
+            return known
         wanted = [axis for axis in axes if self.layout.degree(axis) > 1]
         key = tuple(axis for axis in self.layout.axes if axis in wanted)
         if key not in self._comms:
@@ -91,7 +95,8 @@ class Mesh:
                 group = self.world.split(members[0], self.rank, "x".join(key))
                 self._comms[key] = group or IdentityCommunicator()
                 self._comms[key].deterministic = self.world.deterministic
-        return self._comms[key]
+        found = self._asked[axes] = self._comms[key]
+        return found
 
     def close(self) -> None:
         """Close the sub-communicators. Collective; the world communicator stays open."""
@@ -99,6 +104,7 @@ class Mesh:
             if comm is not self.world:
                 comm.close()
         self._comms.clear()
+        self._asked.clear()
 
     def __enter__(self) -> Mesh:
         return self
