@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array, ReduceOp
+from mpipar.comm.device import library, on_device, package_of
 from mpipar.errors import UnsupportedArray
 
 _LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)
@@ -46,9 +47,9 @@ def as_array(x: Any, role: str) -> Array:
         For Python objects and for device arrays, which need the device layer.
     """
     if type(x) is not np.ndarray:
-        if hasattr(x, "__cuda_array_interface__"):
+        if on_device(x):
             raise UnsupportedArray(
-                f"{role} lives on a device; this transport reads host memory: copy it with "
+                f"{role} lives on a device; this call reads host memory: copy it with "
                 "array.get() or numpy.asarray first"
             )
         try:
@@ -64,6 +65,58 @@ def as_array(x: Any, role: str) -> Array:
     return x  # type: ignore[no-any-return]
 
 
+def as_given(x: Any, role: str) -> Any:
+    """Like `as_array`, but an array on a device stays there.
+
+    Parameters
+    ----------
+    x : array-like
+        What the user gave.
+    role : str
+        Name of the argument in messages.
+
+    Returns
+    -------
+    array
+        On the host, or of the device library.
+    """
+    if type(x) is np.ndarray or not on_device(x):
+        return as_array(x, role)
+    return library(package_of(x)).array(x)
+
+
+def new_array(like: Any, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A C-ordered array where `like` lies, not initialised.
+
+    Parameters
+    ----------
+    like : array or None
+        None for the host.
+    shape : int or tuple of int
+        Of the new array.
+    dtype : dtype
+        Of the new array.
+
+    Returns
+    -------
+    array
+        Of the library of `like`.
+    """
+    if type(like) is np.ndarray or like is None:
+        return np.empty(shape, dtype)
+    return library(package_of(like)).empty(shape, dtype)
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two contiguous arrays have memory in common."""
+    if type(a) is np.ndarray and type(b) is np.ndarray:
+        return np.may_share_memory(a, b)
+    if not (on_device(a) and on_device(b)):
+        return False
+    (first, second) = (int(x.__cuda_array_interface__["data"][0]) for x in (a, b))
+    return bool(first < second + b.nbytes and second < first + a.nbytes)
+
+
 def flat(x: Array) -> Array:
     """The elements in C order as one dimension; a view where the layout allows it.
 
@@ -77,12 +130,12 @@ def flat(x: Array) -> Array:
     ndarray
         Flat and C-contiguous.
     """
-    return x.reshape(-1) if is_plain(x) else x.flatten()
+    return x.reshape(-1) if is_plain(x) else x.copy("C").reshape(-1)
 
 
 def is_plain(x: Array) -> bool:
     """Whether the MPI can take the memory as it is: in C order, and aligned for its type."""
-    return x.flags.c_contiguous and x.flags.aligned
+    return x.flags.c_contiguous and (type(x) is not np.ndarray or x.flags.aligned)
 
 
 @lru_cache(maxsize=256)
@@ -214,9 +267,13 @@ def pack(x: Array, dim: int, sizes: Sequence[int]) -> Array:
     """
     if is_plain(x) and all(n == 1 for n in x.shape[:dim]):
         return x.reshape(-1)
-    stops = np.cumsum(sizes)[:-1]
-    blocks = [b.reshape(-1) for b in np.split(x, stops, axis=dim)]
-    return np.concatenate(blocks) if blocks else x.reshape(-1)
+    packed = new_array(x, x.size, x.dtype)
+    start = offset = 0
+    for size in sizes:
+        block = x[(slice(None),) * dim + (slice(start, start + size),)]
+        packed[offset : offset + block.size].reshape(block.shape)[...] = block
+        start, offset = start + size, offset + block.size
+    return packed  # type: ignore[no-any-return]
 
 
 def unpack(packed: Array, shape: tuple[int, ...], dim: int, sizes: Sequence[int]) -> Array:
@@ -240,7 +297,7 @@ def unpack(packed: Array, shape: tuple[int, ...], dim: int, sizes: Sequence[int]
     """
     if all(n == 1 for n in shape[:dim]):
         return packed.reshape(shape)
-    whole = np.empty(shape, packed.dtype)
+    whole: Array = new_array(packed, shape, packed.dtype)
     start = offset = 0
     for size in sizes:
         block = (*shape[:dim], size, *shape[dim + 1 :])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mpipar.comm import build
 from mpipar.comm.call import Call, CommInfo, Op
+from mpipar.comm.device_calls import DeviceCalls
 from mpipar.comm.request import ENDED, Request
 from mpipar.comm.storage import Storage
 from mpipar.errors import ParallelismError, UnsupportedArray
@@ -73,6 +75,11 @@ class Communicator(Storage):
             The group of this rank, to be closed when it is no longer needed.
         """
         raise NotImplementedError
+
+    @cached_property
+    def devices(self) -> DeviceCalls:
+        """How calls on arrays of a device are carried out, and what they cost so far."""
+        return DeviceCalls(self)
 
     def close(self) -> None:
         """Release the group. Collective over it; closing twice does nothing."""
@@ -161,14 +168,18 @@ class Communicator(Storage):
 
     def _run(self, op: Op, x: Any, /, **arguments: Any) -> Any:
         call, finish = self._built(op, x, arguments)
-        request = self.submit(call)
+        request = self._start(call) if type(x) is not np.ndarray else self.submit(call)
         if request is not ENDED:
             request.wait()
         return finish()
 
+    def _start(self, call: Call) -> Request:
+        """Submit, by way of the device where the buffers lie on one."""
+        return self.devices.submit(call) if call.on_device else self.submit(call)
+
     def _begin(self, op: Op, x: Any, /, **arguments: Any) -> Request:
         call, finish = self._built(op, x, arguments)
-        request = self.submit(call._replace(blocking=False))
+        request = self._start(call._replace(blocking=False))
         request.finish = finish
         return request
 

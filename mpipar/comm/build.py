@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.arrays import (
-    as_array,
+    as_given,
     flat,
     is_plain,
     location_dtype,
+    overlap,
     pack,
     result_dtype,
 )
 from mpipar.comm.call import Call, CommInfo, Cut, Op, ReduceOp
+from mpipar.comm.device import library, on_device, package_of
 from mpipar.comm.targets import (
     apart,
     block_sizes,
@@ -54,7 +56,7 @@ def all_reduce(
     """Call of `all_reduce`; with a root, of `reduce`."""
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     kind = Op.ALL_REDUCE if root is None else Op.REDUCE
     if root is not None:
         root = check_rank("root", root, info.world_size)
@@ -64,7 +66,9 @@ def all_reduce(
         if out is not None:
             raise UnsupportedArray(f"{op} returns two arrays and takes no out")
     receives = root is None or info.rank == root
-    buffer, restore = target(out, array.shape, dtype) if receives else target(None, (0,), dtype)
+    buffer, restore = (
+        target(out, array.shape, dtype, array) if receives else target(None, (0,), dtype, array)
+    )
     call = Call(
         kind,
         apart(flat(array), buffer),
@@ -99,7 +103,7 @@ def reduce_scatter(
     """Call of `reduce_scatter`."""
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     if op in _LOCATION:
@@ -108,11 +112,11 @@ def reduce_scatter(
     sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
     inner = array.size // array.shape[dim] if array.shape[dim] else 0
     shape = (*array.shape[:dim], sizes[info.rank], *array.shape[dim + 1 :])
-    buffer, restore = target(out, shape, dtype)
+    buffer, restore = target(out, shape, dtype, array)
     packed = pack(array, dim, sizes)
     call = Call(
         Op.REDUCE_SCATTER,
-        packed.copy() if np.may_share_memory(packed, buffer) else packed,
+        packed.copy() if overlap(packed, buffer) else packed,
         buffer,
         op,
         dim=dim,
@@ -133,7 +137,7 @@ def all_gather(
     root: int | None = None,
 ) -> Built:
     """Call of `all_gather`; with a root, of `gather`."""
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     n, given = info.world_size, array.shape
@@ -155,12 +159,12 @@ def all_gather(
     if not receives:
         shape, out = (0,), None
     elif not in_place:
-        check_out(out, shape, array.dtype)
-    buffer, restore = target(out if in_place else None, shape, array.dtype)
+        check_out(out, shape, array.dtype, array)
+    buffer, restore = target(out if in_place else None, shape, array.dtype, array)
     source = flat(array)
     call = Call(
         Op.ALL_GATHER if root is None else Op.GATHER,
-        source.copy() if out is not None and np.may_share_memory(source, buffer) else source,
+        source.copy() if out is not None and overlap(source, buffer) else source,
         buffer,
         None,
         root,
@@ -187,7 +191,7 @@ def all_to_all(
     out: Any = None,
 ) -> Built:
     """Call of `all_to_all`."""
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     n = info.world_size
@@ -201,13 +205,13 @@ def all_to_all(
     others = (*array.shape[:dim], *array.shape[dim + 1 :])
     inner = math.prod(others)
     shape = (*array.shape[:dim], sum(recvs), *array.shape[dim + 1 :])
-    check_out(out, shape, array.dtype)
+    check_out(out, shape, array.dtype, array)
     in_place = dim == 0 or all(k == 1 for k in shape[:dim])
-    buffer, restore = target(out if in_place else None, shape, array.dtype)
+    buffer, restore = target(out if in_place else None, shape, array.dtype, array)
     packed = pack(array, dim, sends)
     call = Call(
         Op.ALL_TO_ALL,
-        packed.copy() if np.may_share_memory(packed, buffer) else packed,
+        packed.copy() if overlap(packed, buffer) else packed,
         buffer,
         dim=dim,
         counts=tuple(s * inner for s in sends),
@@ -225,9 +229,9 @@ def all_to_all(
 
 def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     """Call of `broadcast`."""
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     root = check_rank("root", root, info.world_size)
-    buffer, restore = target(out, array.shape, array.dtype)
+    buffer, restore = target(out, array.shape, array.dtype, array)
     source = None
     if info.rank == root:
         source = buffer if out is x and is_plain(array) else apart(flat(array), buffer)
@@ -242,10 +246,12 @@ def scatter(info: CommInfo, x: Any, root: int, out: Any, header: dict[str, Any])
     inner = math.prod((*whole[:dim], *whole[dim + 1 :]))
     dtype = named_dtype(header["dtype"])
     source = None
-    buffer, restore = target(out, shape, dtype)
+    like = library(header["device"]).empty(0, dtype) if header["device"] else None
+    buffer, restore = target(out, shape, dtype, like)
     if info.rank == root:
-        source = pack(np.atleast_1d(as_array(x, "x")), dim, sizes)
-        if np.may_share_memory(source, buffer):
+        array = as_given(x, "x")
+        source = pack(array if array.ndim else array.reshape(1), dim, sizes)
+        if overlap(source, buffer):
             source = source.copy()
     call = Call(
         Op.SCATTER,
@@ -270,16 +276,23 @@ def scatter_header(
         return None
     if x is None:
         raise EmptyInput("scatter", f"rank {root} is the root and gave no array")
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
-    return {"shape": array.shape, "dtype": dtype_name(array.dtype), "dim": dim, "sizes": sizes}
+    device = package_of(array) if on_device(array) else ""
+    return {
+        "shape": array.shape,
+        "dtype": dtype_name(array.dtype),
+        "dim": dim,
+        "sizes": sizes,
+        "device": device,
+    }
 
 
 def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:
     """Call of `send`."""
-    array = as_array(x, "x")
+    array = as_given(x, "x")
     dest = check_rank("dest", dest, info.world_size)
     call = Call(
         Op.SEND,
@@ -296,8 +309,10 @@ def recv(info: CommInfo, out: Any, source: int, tag: int = 0) -> Built:
     """Call of `recv`."""
     source = check_rank("source", source, info.world_size)
     if type(out) is not np.ndarray:
-        raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
-    buffer, restore = target(out, out.shape, out.dtype)
+        if not on_device(out):
+            raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
+        out = as_given(out, "out")
+    buffer, restore = target(out, out.shape, out.dtype, out)
     call = Call(
         Op.RECV,
         output=buffer,

@@ -157,6 +157,12 @@ class Call(NamedTuple):
         return None if array is None else array.dtype
 
     @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie in the memory of a device."""
+        array = self.input if self.input is not None else self.output
+        return array is not None and type(array) is not np.ndarray
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of the larger buffer of this rank."""
         return max(0 if a is None else a.nbytes for a in (self.input, self.output))

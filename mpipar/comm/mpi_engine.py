@@ -163,7 +163,7 @@ class Engine:
             yield from self._exchange_reduce(call.blocking, source, whole, op)
             return
         wide = accumulation_dtype(source.dtype, op)
-        sent = source.astype(wide, copy=False)
+        sent = source if source.dtype == wide else source.astype(wide)
         work = target if mine and target.dtype == wide else np.empty(source.size * mine, wide)
         if sent is work:
             sent = sent.copy()
@@ -184,7 +184,7 @@ class Engine:
             reduce_rows(rows, op, target)
             return
         work = target if target.dtype == wide else np.empty(target.size, wide)
-        sent = source.astype(wide, copy=False)
+        sent = source if source.dtype == wide else source.astype(wide)
         yield from self._native(call.blocking, "Reduce_scatter", sent, work, counts, mpi_op)
         self._store(work, target, op)
 

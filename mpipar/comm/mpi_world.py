@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.board import Board
+from mpipar.comm.device import use_device
 from mpipar.comm.hierarchy import HierarchicalCommunicator, placed
 from mpipar.comm.lifecycle import Job, install
 from mpipar.comm.mpi import MPICommunicator
@@ -40,6 +41,8 @@ class World:
         self.place = prepare(os.environ)  # before MPI starts: it picks its cards by the device
         if not MPI.Is_initialized():
             check_before_start(os.environ, library)
+            if self.place.device is not None:
+                use_device(self.place.device.index)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         base = MPI.COMM_WORLD
         check_launch(os.environ, base.size, library, " ".join(sys.argv) or "PROGRAM ...")

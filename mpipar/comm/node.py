@@ -232,6 +232,9 @@ class NodeCommunicator(NodeStorage):
             plan.run()
             return out if plan.result is None else plan.result.copy()
         call, finish = self._built(op, x, arguments)
+        if type(x) is not np.ndarray and call.on_device:
+            self._start(call).wait()
+            return finish()
         if self._plans.repeated(key, x):
             arguments.pop("out", None)
             plan = self._plan(call, finish, x, out) if immortal(arguments.values()) else None

@@ -19,6 +19,8 @@ from mpipar.comm.flags import SLOT_BYTES
 from mpipar.errors import UnsupportedArray
 
 NAMES = ("flags", "stage", "copy", "mpi")
+DEVICE_WAYS = ("nccl", "direct", "staged")
+"""Ways of arrays on a device (`device_calls`), the likely fastest first."""
 Steps = tuple[tuple[int, str], ...]
 """Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 
@@ -40,11 +42,15 @@ class Paths:
         One algorithm for all calls that it can carry; "" for the table.
     chunk : int
         Bytes that are worked on at a time.
+    device : dict
+        Steps by operation for arrays on a device, with names of `DEVICE_WAYS`; it is in no
+        operation's way where it is empty.
     """
 
     table: dict[Op, Steps] = field(default_factory=dict)
     forced: str = ""
     chunk: int = 256 * 1024
+    device: dict[Op, Steps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.forced and self.forced not in NAMES:
@@ -68,7 +74,9 @@ class Paths:
         """
         get = os.environ.get
         chunk = int(get("MPIPAR_CHUNK_BYTES", 256 * 1024))
-        return cls(_measured(n_ranks), get("MPIPAR_ALGORITHM", ""), chunk)
+        found = _measured(n_ranks)
+        forced = get("MPIPAR_ALGORITHM", "")
+        return cls(found.get("steps", {}), forced, chunk, found.get("device_steps", {}))
 
     def choose(self, call: Call) -> str:
         """How a call begins, alike on every rank.
@@ -139,13 +147,30 @@ def table_file() -> Path:
         Of a TOML file, which may be missing.
     """
     chosen = os.environ.get("MPIPAR_PATHS")
-    if chosen is not None:
-        return Path(chosen)
+    return cache_file("paths.toml") if chosen is None else Path(chosen)
+
+
+def cache_file(name: str) -> Path:
+    """A file of this machine in the user's cache folder.
+
+    Parameters
+    ----------
+    name : str
+        With its ending.
+
+    Returns
+    -------
+    Path
+        It may be missing.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "mpipar" / f"paths-{platform.node() or 'here'}.toml"
+    file = Path(name)
+    return Path(cache) / "mpipar" / f"{file.stem}-{platform.node() or 'here'}{file.suffix}"
 
 
-def as_toml(table: Mapping[str, Steps], n_ranks: int) -> str:
+def as_toml(
+    table: Mapping[str, Steps], n_ranks: int, device: Mapping[str, Steps] | None = None
+) -> str:
     """A table as text.
 
     Parameters
@@ -154,6 +179,8 @@ def as_toml(table: Mapping[str, Steps], n_ranks: int) -> str:
         Steps by name of the operation.
     n_ranks : int
         For which it was measured.
+    device : mapping, optional
+        The same for arrays on a device.
 
     Returns
     -------
@@ -161,12 +188,14 @@ def as_toml(table: Mapping[str, Steps], n_ranks: int) -> str:
         TOML.
     """
     rows = [f"n_ranks = {n_ranks}", "", "[steps]  # bytes from which on each way is taken"]
-    for op, steps in table.items():
-        rows.append(f"{op} = [{', '.join(f'[{start}, {way!r}]' for start, way in steps)}]")
+    for head, part in (("", table), ("[device_steps]", device or {})):
+        rows += ["", head] if head and part else []
+        for op, steps in part.items():
+            rows.append(f"{op} = [{', '.join(f'[{start}, {way!r}]' for start, way in steps)}]")
     return "\n".join(rows) + "\n"
 
 
-def _measured(n_ranks: int) -> dict[Op, Steps]:
+def _measured(n_ranks: int) -> dict[str, dict[Op, Steps]]:
     """The measured table, if there is one for this number of ranks."""
     try:
         found = tomllib.loads(table_file().read_text())
@@ -175,8 +204,11 @@ def _measured(n_ranks: int) -> dict[Op, Steps]:
     if found.get("n_ranks") != n_ranks:
         return {}
     return {
-        Op(name): tuple((int(start), str(way)) for start, way in steps)
-        for name, steps in found.get("steps", {}).items()
+        kind: {
+            Op(name): tuple((int(start), str(way)) for start, way in steps)
+            for name, steps in found.get(kind, {}).items()
+        }
+        for kind in ("steps", "device_steps")
     }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.comm.arrays import is_plain, unpack
+from mpipar.comm.arrays import is_plain, new_array, overlap, unpack
 from mpipar.comm.call import Array
+from mpipar.comm.device import on_device
 from mpipar.errors import CountOutOfRange, LayoutError, UnsupportedArray
 from mpipar.units.remainder import spread_sizes
 
@@ -45,28 +46,31 @@ def block_sizes(counts: Sequence[int] | None, total: int, n: int, role: str) -> 
     return sizes
 
 
-def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse an `out` that cannot take the result."""
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> None:
+    """Refuse an `out` that cannot take the result, or does not lie where `like` lies."""
     if out is None:
         return
-    if type(out) is not np.ndarray:
+    is_host = type(like) is np.ndarray or like is None
+    if type(out) is not np.ndarray and (is_host or not on_device(out)):
         raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
+    if type(out) is np.ndarray and not is_host:
+        raise UnsupportedArray("x lives on a device and out on the host: both must be on one side")
     if out.shape != shape or out.dtype != dtype:
         raise LayoutError(
             f"out has shape {out.shape} and dtype {out.dtype}; the result has shape {shape} and "
             f"dtype {dtype}"
         )
-    if not out.flags.writeable:
+    if type(out) is np.ndarray and not out.flags.writeable:
         raise UnsupportedArray("out is read-only")
 
 
 def target(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """A flat buffer for the result, and what turns it into the user's array."""
+    """A flat buffer for the result where `like` lies, and what turns it into the user's array."""
     if out is None:
-        return np.empty(math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
-    check_out(out, shape, dtype)
+        return new_array(like, math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
+    check_out(out, shape, dtype, like)
     if is_plain(out):
         return out.reshape(-1), lambda _: out
 
@@ -74,7 +78,7 @@ def target(
         out[...] = buffer.reshape(shape)
         return out  # type: ignore[no-any-return]
 
-    return np.empty(math.prod(shape), dtype), copy_out
+    return new_array(like, math.prod(shape), dtype), copy_out
 
 
 def joined(
@@ -90,9 +94,10 @@ def joined(
 
 def apart(source: Array, buffer: Array) -> Array:
     """`source`, or `buffer` itself where both are the same memory, or a copy where they overlap."""
-    if source is buffer or not np.may_share_memory(source, buffer):
+    if source is buffer or not overlap(source, buffer):
         return source
-    same = source.__array_interface__["data"] == buffer.__array_interface__["data"]
+    side = "__array_interface__" if type(source) is np.ndarray else "__cuda_array_interface__"
+    same = getattr(source, side)["data"] == getattr(buffer, side)["data"]
     if same and source.size == buffer.size and source.dtype == buffer.dtype:
         return buffer
     return source.copy()
