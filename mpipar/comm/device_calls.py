@@ -94,6 +94,11 @@ class DeviceCalls:
         self._has_messages = True
         return self.ways()
 
+    @property
+    def nccl(self) -> Any:
+        """NCCL's own communicator of this group, None without one."""
+        return None if self._nccl is None else self._nccl.comm
+
     def ways(self) -> tuple[str, ...]:
         """The ways that this group has, as found so far."""
         has = {"nccl": self._nccl is not None, "direct": bool(self.capable), "staged": True}

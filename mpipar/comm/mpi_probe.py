@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
-from mpi4py import MPI
 
 from mpipar.comm.call import Call, Op, ReduceOp
 from mpipar.comm.device_calls import SMALL_BYTES
+from mpipar.comm.mpi_library import MPI
 from mpipar.comm.paths import cache_file
 from mpipar.errors import LaunchError
 
@@ -213,5 +213,14 @@ def _example(
     return Call(Op.RECV, None, np.zeros(n, dtype), peer=0), xs[0]
 
 
+def tell() -> int:
+    """Print what `capability` finds for the current device, as one line of JSON."""
+    from mpipar.comm.device import library
+
+    found = capability(library("cupy").names()[0])
+    sys.stdout.write("mpipar" + json.dumps({"able": found, "n_tried": len(ITEMS)}) + "\n")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]) if sys.argv[1:] else tell())

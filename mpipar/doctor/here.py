@@ -16,7 +16,8 @@ from pathlib import Path
 from mpipar._version import version as own_version
 from mpipar.comm.placement import blas_threads
 from mpipar.doctor.check import Check, Status, guarded
-from mpipar.doctor.site import check_devices, check_slurm
+from mpipar.doctor.devices import check_devices
+from mpipar.doctor.site import check_slurm
 from mpipar.errors import LaunchError
 from mpipar.launch.binding import cores_of
 from mpipar.launch.environment import Launched, detect, in_allocation, right_command

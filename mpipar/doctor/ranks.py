@@ -16,6 +16,7 @@ from mpipar._version import version as own_version
 from mpipar.comm import Communicator
 from mpipar.comm.placement import places
 from mpipar.doctor.check import Check, Status
+from mpipar.doctor.devices import check_ways
 from mpipar.launch.environment import detect
 from mpipar.launch.place import Place, place_problems
 from mpipar.topology.discover import ranks_by_node
@@ -108,6 +109,7 @@ def check_ranks(comm: Communicator, folder: Path) -> list[Check]:
         _sum(comm, found),
         _folder(comm, folder),
         _clocks(comm),
+        check_ways(comm),
         *_links(comm, found),
     ]
     values: list[dict[str, Any]] = comm.broadcast_json([check.to_json() for check in checks])

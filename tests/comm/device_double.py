@@ -258,9 +258,7 @@ class OnDevice:
 
     def __init__(self, comm: Communicator, way: str) -> None:
         self.inner, self.rank, self.size = comm, comm.rank, comm.size
-        _local.stream = Stream()
-        wire = comm.split(0, purpose="wire of the double")
-        _local.wire = wire
+        forget(comm)
         self.ways = comm.devices.agree(DoubleDevice(), way)
 
     def __getattr__(self, verb: str) -> Any:
@@ -299,3 +297,9 @@ def _back(result: Any, out: Any, target: Any) -> Any:
 
 
 register("tests", DoubleDevice)
+
+
+def forget(comm: Communicator) -> None:
+    """Begin with an empty stream, and an NCCL over this communicator's ranks."""
+    _local.stream = Stream()
+    _local.wire = comm.split(0, purpose="wire of the double")

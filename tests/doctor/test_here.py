@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpipar.cli.main import main
+from mpipar.doctor import devices
 from mpipar.doctor import here as module
-from mpipar.doctor import site
 from mpipar.doctor.check import Check, Status
 from mpipar.doctor.here import Here, check_here
 from mpipar.errors import LaunchError
@@ -26,7 +26,8 @@ class Machine:
         self.folder, self._patch = folder, monkeypatch
         self.set(mask=range(4))
         self.library(LibraryName("Open MPI", (5, 0)))
-        monkeypatch.setattr(site, "nvml_devices", tuple)
+        monkeypatch.setattr(devices, "nvml_devices", tuple)
+        monkeypatch.setattr(devices, "_version", lambda _: "")
         monkeypatch.setattr(module, "blas_threads", lambda: 1)
         monkeypatch.setattr(module, "find_launcher", lambda library, _: Launcher(
             Path("/mpi/bin/mpirun"), library.name))  # fmt: skip
