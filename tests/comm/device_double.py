@@ -253,47 +253,69 @@ def landed(x: DoubleArray) -> np.ndarray:
     return x._data
 
 
+class DoubleSide:
+    """How the double takes arrays in and gives them out."""
+
+    def __init__(self) -> None:
+        self.device = DoubleDevice()
+
+    def given(self, x: np.ndarray) -> DoubleArray:
+        return late(x)
+
+    def taker(self, x: np.ndarray) -> DoubleArray:
+        return DoubleArray(x)
+
+    def landed(self, x: DoubleArray) -> np.ndarray:
+        return landed(x)
+
+
 class OnDevice:
     """A communicator for the contract's test bodies: arrays go in and out by the device."""
 
-    def __init__(self, comm: Communicator, way: str) -> None:
+    def __init__(self, comm: Communicator, way: str, side: Any = None) -> None:
         self.inner, self.rank, self.size = comm, comm.rank, comm.size
+        self.side = side or DoubleSide()
         forget(comm)
-        self.ways = comm.devices.agree(DoubleDevice(), way)
+        self.ways = comm.devices.agree(self.side.device, way)
 
     def __getattr__(self, verb: str) -> Any:
         found = getattr(self.inner, verb)
 
         def call(x: Any = None, /, *rest: Any, out: Any = None, **words: Any) -> Any:
             is_taker = verb in ("recv", "begin_recv")
-            given = x if x is None else DoubleArray(x) if is_taker else late(x)
-            target = None if out is None else DoubleArray(out)
+            given = x if x is None else (self.side.taker if is_taker else self.side.given)(x)
+            target = None if out is None else self.side.taker(out)
             words |= {} if target is None else {"out": target}
             result = found(given, *rest, **words)
             host = (x, given) if is_taker else (out, target)
-            return _Ended(result, *host) if verb.startswith("begin") else _back(result, *host)
+            if verb.startswith("begin"):
+                return _Ended(self, result, *host)
+            return self.back(result, *host)
 
         return call
 
     def prepare(self, verb: Any, x: Any = None, /, **words: Any) -> Callable[[], Any]:
         return lambda: getattr(self, str(verb))(x, **words)
 
+    def back(self, result: Any, out: Any, target: Any) -> Any:
+        """The result on the host, in the host's `out` where that was given."""
+        if result is None:
+            Event().synchronize()
+            return None
+        values = self.side.landed(result)
+        if target is None or result is not target:
+            return values
+        out[...] = values
+        return out
+
 
 class _Ended:
-    def __init__(self, request: Any, out: Any, target: Any) -> None:
-        self._given = request, out, target
+    def __init__(self, group: OnDevice, request: Any, out: Any, target: Any) -> None:
+        self._group, self._given = group, (request, out, target)
 
     def wait(self) -> Any:
         request, out, target = self._given
-        return _back(request.wait(), out, target)
-
-
-def _back(result: Any, out: Any, target: Any) -> Any:
-    if result is None:
-        Event().synchronize()
-        return None
-    values = landed(result)
-    return out if target is not None and result is target else values
+        return self._group.back(request.wait(), out, target)
 
 
 register("tests", DoubleDevice)
