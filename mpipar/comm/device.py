@@ -6,6 +6,7 @@ Nothing outside asks which library an array is of. Arrays of other libraries tha
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -72,7 +73,8 @@ class CupyDevice:
         self._cupy = cupy
         self._lanes: dict[tuple[int, str], Any] = {}
         self.nccl: Any = None
-        with suppress(ImportError, AttributeError):
+        with suppress(ImportError, AttributeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns where the library is not installed
             from cupy.cuda import nccl
 
             self.nccl = nccl if nccl.available else None
