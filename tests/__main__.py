@@ -62,7 +62,7 @@ def python(*words: str) -> list[str]:
 
 
 def static_steps() -> Iterator[Step]:
-    """Linter, formatter, types, import contract, docstrings, sizes."""
+    """Linter, formatter, types, import contract, docstrings, sizes; the guide and its examples."""
     contract = "from importlinter.cli import lint_imports_command as check; check()"
     yield Step("static", "lint", python("-m", "ruff", "check", "."), 60)
     yield Step("static", "format", python("-m", "ruff", "format", "--check", "."), 60)
@@ -70,6 +70,11 @@ def static_steps() -> Iterator[Step]:
     yield Step("static", "import contract", python("-c", contract), 60)
     yield Step("static", "docstrings", python("-m", "tests.docstrings"), 60)
     yield Step("static", "sizes", python("-m", "tests.sizes"), 30)
+    examples = python("-m", "pytest", "-q", "--doctest-modules", "mpipar")
+    yield Step("static", "docstrings' examples", examples, 60)
+    for name, builder in (("guide", "html"), ("guide's examples", "doctest")):
+        words = ["-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder, "docs"]
+        yield Step("static", name, python(*words, f"docs/_build/{builder}"), 120)
 
 
 def marks(is_full: bool) -> str:
