@@ -1,23 +1,21 @@
-"""A distributed cache of keys and values: paged, with shared prefixes, across ranks.
+"""A paged key and value cache: blocks, prefixes and running sequences."""
 
-The global object is the tokens that requests have seen; a rank owns blocks of some of them, for
-its layers and heads; point-to-point fetches bring blocks to the rank that needs them.
-"""
-
-from mpipar.distributed_cache.layout import (
-    CacheLayout,
-    Piece,
-    cache_layouts,
-    head_range,
-    plan_transfer,
-)
-from mpipar.distributed_cache.storage import CacheStorage
+from mpipar.distributed_cache.eviction import LRU, EvictionPolicy
+from mpipar.distributed_cache.hashing import Chain, chain_of, root_digest
+from mpipar.distributed_cache.pool import BlockName, BlockPool
+from mpipar.distributed_cache.prefix_index import Index, PrefixIndex
+from mpipar.distributed_cache.sequences import PagedSequences, Sequence
 
 __all__ = [
-    "CacheLayout",
-    "CacheStorage",
-    "Piece",
-    "cache_layouts",
-    "head_range",
-    "plan_transfer",
+    "BlockName",
+    "BlockPool",
+    "Chain",
+    "EvictionPolicy",
+    "Index",
+    "LRU",
+    "PagedSequences",
+    "PrefixIndex",
+    "Sequence",
+    "chain_of",
+    "root_digest",
 ]

@@ -1,0 +1,206 @@
+"""Which block holds which prefix: a hash map in arrays, looked up in bulk."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpipar.distributed_cache.eviction import Blocks
+from mpipar.distributed_cache.hashing import Chain
+from mpipar.distributed_cache.pool import BlockPool
+from mpipar.errors import CacheError
+
+_WAYS = 4
+
+
+class Index(Protocol):
+    """What finds the blocks of a prefix: `PrefixIndex` or `RadixIndex`."""
+
+    pool: BlockPool
+
+    def match(self, chain: Chain) -> Blocks:
+        """Find the longest prefix that is held.
+
+        Parameters
+        ----------
+        chain : Chain
+            The full blocks of a request.
+
+        Returns
+        -------
+        array of int32
+            Blocks of the leading part that is present; nobody holds them for the caller yet.
+        """
+        ...
+
+    def insert(self, chain: Chain, blocks: Blocks) -> Blocks:
+        """Name active blocks that hold a chain's data, so that others find them.
+
+        Parameters
+        ----------
+        chain : Chain
+            As long as `blocks`.
+        blocks : array of int32
+            The caller's blocks for all of the chain; those already known are left.
+
+        Returns
+        -------
+        array of int32
+            The blocks that stand for the chain: another one where the same data was there first.
+        """
+        ...
+
+
+class PrefixIndex:
+    """A hash map from chain hash to block, in one array of small buckets.
+
+    Looks up a whole chain at once. A digest that finds its bucket of four full goes into a small
+    dictionary (at most one in 250). It listens to its pool: evicted blocks leave by themselves.
+
+    Parameters
+    ----------
+    pool : BlockPool
+        The blocks to find.
+    verify : bool
+        Keep each block's tokens (4 bytes each) and compare them at each hit: a digest that is
+        equal by accident, or a damaged one, can then never give wrong data.
+    """
+
+    def __init__(self, pool: BlockPool, *, verify: bool = False) -> None:
+        self.pool = pool
+        self.verify = verify
+        n_buckets = 1 << max(pool.n_blocks - 1, 1).bit_length()
+        self._mask = np.uint64(n_buckets - 1)
+        self._table: Blocks = np.full((n_buckets, _WAYS), -1, np.int32)
+        self._spill: dict[int, int] = {}
+        self._tokens: NDArray[np.int32] | None = None
+        pool.listeners.append(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        tokens = 0 if self._tokens is None else self._tokens.nbytes
+        return self._table.nbytes + tokens
+
+    def match(self, chain: Chain) -> Blocks:
+        """Find the longest prefix that is held.
+
+        Parameters
+        ----------
+        chain : Chain
+            The full blocks of a request.
+
+        Returns
+        -------
+        array of int32
+            Blocks of the leading part that is present; nobody holds them for the caller yet.
+        """
+        found = self._find(chain.digests)
+        if self.verify and found.size and self._tokens is not None:
+            same = (self._tokens[found] == chain.tokens[: len(found)]).all(axis=1)
+            if not same.all():
+                found = found[: same.argmin()]
+        return found
+
+    def insert(self, chain: Chain, blocks: Blocks) -> Blocks:
+        """Name active blocks that hold a chain's data, so that others find them.
+
+        Parameters
+        ----------
+        chain : Chain
+            As long as `blocks`.
+        blocks : array of int32
+            The caller's blocks for all of the chain; those already known are left.
+
+        Returns
+        -------
+        array of int32
+            The blocks that stand for the chain: another one where the same data was there first.
+        """
+        stands = np.array(blocks, np.int32)
+        known = self.match(chain)
+        n = len(known)
+        stands[:n] = known
+        if n == len(stands):
+            return stands
+        if self.verify:
+            if self._tokens is None:
+                self._tokens = np.zeros((self.pool.n_blocks, chain.tokens.shape[1]), np.int32)
+            self._tokens[stands[n:]] = chain.tokens[n:]
+        parents = np.concatenate([stands[n - 1 : n] if n else np.full(1, -1), stands[n:-1]])
+        self.pool.label(stands[n:], chain.digests[n:], parents.astype(np.int32))
+        return stands
+
+    def stored(self, blocks: Blocks) -> None:
+        """Take in blocks that were given a hash (called by the pool).
+
+        Parameters
+        ----------
+        blocks : array of int32
+            Blocks whose digests are in the pool.
+        """
+        low = self.pool.digest[blocks, 0]
+        while blocks.size:
+            bucket = (low & self._mask).astype(np.int64)
+            empty = self._table[bucket] < 0
+            way = empty.argmax(axis=1)
+            room = empty[np.arange(len(way)), way]
+            self._table[bucket[room], way[room]] = blocks[room]
+            for key, block in zip(low[~room].tolist(), blocks[~room].tolist(), strict=True):
+                self._spill[key] = block
+            # two digests of one call may have chosen the same place: the losers go again
+            lost = room & (self._table[bucket, way] != blocks)
+            blocks, low = blocks[lost], low[lost]
+
+    def removed(self, blocks: Blocks) -> None:
+        """Let go of blocks that lose their hash (called by the pool).
+
+        Parameters
+        ----------
+        blocks : array of int32
+            Blocks whose digests are still in the pool.
+        """
+        low = self.pool.digest[blocks, 0]
+        bucket = (low & self._mask).astype(np.int64)
+        here = self._table[bucket] == blocks[:, None]
+        row, way = np.nonzero(here)
+        self._table[bucket[row], way] = -1
+        if len(row) < len(blocks):
+            for key in low[~here.any(axis=1)].tolist():
+                del self._spill[key]
+
+    def check(self) -> None:
+        """Walk every invariant.
+
+        Raises
+        ------
+        CacheError
+            If the map and the pool's hashes are not the same.
+        """
+        mapped = np.sort([*self._table[self._table >= 0].tolist(), *self._spill.values()])
+        hashed = np.flatnonzero(self.pool.hashed)
+        if not np.array_equal(mapped, hashed):
+            raise CacheError(f"{len(mapped)} blocks in the index, {len(hashed)} with a hash")
+
+    def _find(self, digests: NDArray[np.uint64]) -> Blocks:
+        """Blocks of the leading digests that are present."""
+        n = len(digests)
+        low = digests[:, 0]
+        rows: Blocks = self._table[(low & self._mask).view(np.int64)]
+        hit = (self.pool.digest[:, 0][rows] == low[:, None]) & (rows >= 0)
+        way = hit.argmax(axis=1)
+        lines = np.arange(n)
+        found: Blocks = rows[lines, way]
+        present = hit[lines, way]
+        upto = n if present.all() else int(present.argmin())
+        while self._spill and upto < n:
+            block = self._spill.get(int(low[upto]))
+            if block is None:
+                break
+            found[upto], present[upto] = block, True
+            upto = n if present.all() else int(present.argmin())
+        found = found[:upto]
+        same = self.pool.digest[found, 1] == digests[:upto, 1]
+        return found if same.all() else found[: same.argmin()]
