@@ -233,7 +233,8 @@ class Head(Part):
         """
         if self.tp.size == 1:
             return logits
-        return np.asarray(self.tp.comm.all_gather(logits, dim=-1))[..., : self.config.vocabulary]
+        whole: Array = self.tp.comm.all_gather(logits, dim=-1)
+        return whole[..., : self.config.vocabulary]
 
     def backward_input(self, p: Parameters, saved: Saved) -> Array:
         """Gradient of the residual stream; gradients that the weights need are saved.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from mpipar.comm import Communicator, IdentityCommunicator
 from mpipar.nn.array import Array
 from mpipar.tensor_parallel.parameter import ShardedParameter
@@ -100,7 +98,7 @@ class TensorParallel:
         if not self.sequence_parallel:
             return x
         start = time.perf_counter()
-        joined = np.asarray(self.comm.all_gather(x, dim=-2))
+        joined: Array = self.comm.all_gather(x, dim=-2)
         self.communication_s += time.perf_counter() - start
         return joined
 
@@ -121,7 +119,7 @@ class TensorParallel:
             return terms
         start = time.perf_counter()
         if self.sequence_parallel:
-            total = np.asarray(self.comm.reduce_scatter(terms, dim=-2))
+            total: Array = self.comm.reduce_scatter(terms, dim=-2)
         else:
             total = terms
             self.comm.all_reduce(terms, out=terms)

@@ -167,6 +167,42 @@ def empty_like(array: Array, shape: tuple[int, ...] | None = None) -> Array:
     return xp.empty(shape, dtype=array.dtype, device=array_api_compat.device(array))
 
 
+def contiguous(array: Array) -> Array:
+    """The array itself if it is a C-ordered one of NumPy, else a copy in C order.
+
+    Parameters
+    ----------
+    array : Array
+        Of any layout.
+
+    Returns
+    -------
+    Array
+        C-ordered, of the same library.
+    """
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    return namespace(array).asarray(array, copy=True)
+
+
+def placed(values: np.ndarray, like: Array) -> Array:
+    """Values of the host as an array of another library, where `like` lies.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        On the host.
+    like : Array
+        Gives library and device.
+
+    Returns
+    -------
+    Array
+        The new array.
+    """
+    return namespace(like).asarray(values, device=array_api_compat.device(like))
+
+
 def filled(like: Array, shape: tuple[int, ...], value: float) -> Array:
     """Make an array of one value on the same device.
 

@@ -56,7 +56,7 @@ class _Linear(ParallelLayer):
         """
         x, grad = saved["x"], saved["grad"]
         if saved.get("regather"):
-            x = np.asarray(self.comm.all_gather(x, dim=-2))
+            x = self.comm.all_gather(x, dim=-2)
         if self.prefix + "bias" in self.parameters:
             self._put(gradients, "bias", nn.bias_backward, grad)
         self._put(gradients, "weight", nn.linear_backward_weight, x, grad)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator
 from mpipar.errors import LayoutError
+from mpipar.nn.array import contiguous
 from mpipar.units.remainder import spread_range, spread_sizes
 
 Array = NDArray[Any]
@@ -75,12 +75,14 @@ class Operator:
         return x
 
     def _all_reduce(self, x: Array) -> Array:
-        return x if self.comm.size == 1 else np.asarray(self.comm.all_reduce(x))
+        total: Array = x if self.comm.size == 1 else self.comm.all_reduce(x)
+        return total
 
     def _split(self, x: Array) -> Array:
         start, stop = spread_range(self._whole(x), self.comm.size, self.comm.rank)
         index = (slice(None),) * (self.dim % x.ndim) + (slice(start, stop),)
-        return np.ascontiguousarray(x[index])
+        part: Array = contiguous(x[index])
+        return part
 
     def _whole(self, x: Array) -> int:
         if self.size is not None and self.size != x.shape[self.dim]:
@@ -92,11 +94,13 @@ class Operator:
         return list(spread_sizes(total, self.comm.size))
 
     def _gather(self, x: Array) -> Array:
-        return np.asarray(self.comm.all_gather(x, self.dim, self._counts(x)))
+        joined: Array = self.comm.all_gather(x, self.dim, self._counts(x))
+        return joined
 
     def _reduce_scatter(self, x: Array) -> Array:
         counts = spread_sizes(self._whole(x), self.comm.size)
-        return np.asarray(self.comm.reduce_scatter(x, dim=self.dim, counts=counts))
+        mine: Array = self.comm.reduce_scatter(x, dim=self.dim, counts=counts)
+        return mine
 
 
 class CopyAllReduce(Operator):

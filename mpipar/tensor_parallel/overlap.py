@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, Request
+from mpipar.nn.array import contiguous, empty_like
 from mpipar.units.remainder import exact_size, spread_range
 
 Array = NDArray[Any]
@@ -47,10 +48,10 @@ def gather_product(
     lead, (rows, n_in) = x.shape[:-2], x.shape[-2:]
     whole = (*lead, comm.size * rows)
     if n_chunks == 1:
-        joined = np.asarray(comm.all_gather(x, dim=-2))
+        joined = comm.all_gather(x, dim=-2)
         return product(joined), joined if keep else None
-    out = np.empty((*lead, comm.size, rows, width), x.dtype)
-    kept = np.empty((*lead, comm.size, rows, n_in), x.dtype) if keep else None
+    out = empty_like(x, (*lead, comm.size, rows, width))
+    kept = empty_like(x, (*lead, comm.size, rows, n_in)) if keep else None
 
     def begin(part: slice) -> Request:
         return comm.begin_all_gather(x[..., None, part, :], dim=-3)
@@ -86,12 +87,13 @@ def product_scatter(comm: Communicator, x: Array, product: Product, n_chunks: in
     """
     rows = exact_size(x.shape[-2], comm.size, "sequence", "tp")
     if n_chunks == 1:
-        return np.asarray(comm.reduce_scatter(product(x), dim=-2))
+        mine: Array = comm.reduce_scatter(product(x), dim=-2)
+        return mine
     parts = x.reshape(*x.shape[:-2], comm.size, rows, x.shape[-1])
     pieces: list[Array] = []
 
     def begin(part: slice) -> Request:
-        term = product(np.ascontiguousarray(parts[..., part, :]))
+        term = product(contiguous(parts[..., part, :]))
         return comm.begin_reduce_scatter(term, dim=-3)
 
     def finish(_: slice, request: Request) -> None:
@@ -124,11 +126,12 @@ def product_reduce(comm: Communicator, x: Array, product: Product, n_chunks: int
         return product(x)
     if n_chunks == 1 or x.ndim < 2:
         term = product(x)
-        return np.asarray(comm.all_reduce(term, out=term))
+        comm.all_reduce(term, out=term)
+        return term
     pieces: list[Array] = []
 
     def begin(part: slice) -> Request:
-        term = product(np.ascontiguousarray(x[..., part, :]))
+        term = product(contiguous(x[..., part, :]))
         return comm.begin_all_reduce(term, out=term)
 
     def finish(_: slice, request: Request) -> None:

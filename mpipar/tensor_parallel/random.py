@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from mpipar import nn
 from mpipar.errors import LayoutError
+from mpipar.nn.array import placed
 from mpipar.tensor_parallel.operators import Array
 from mpipar.tensor_parallel.parameter import ShardedParameter
 
@@ -139,7 +140,7 @@ def dropout_slope_shard(
     found = draw_shard(draw, shape, part, like.dtype)
     if found.shape != like.shape:
         raise LayoutError(f"the part {part} of {shape} has shape {found.shape}, not {like.shape}")
-    return found
+    return found if isinstance(like, np.ndarray) else placed(found, like)
 
 
 def _kept_rows(shape: tuple[int, ...], part: Part) -> Any:

@@ -144,6 +144,6 @@ def sum_replicated(
     for arrays in by_dtype.values():
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         comm.all_reduce(flat, out=flat)
-        stops = np.cumsum([array.size for array in arrays])[:-1]
+        stops = np.cumsum([array.size for array in arrays])[:-1].tolist()
         for array, part in zip(arrays, np.split(flat, stops), strict=True):
             array[...] = part.reshape(array.shape)

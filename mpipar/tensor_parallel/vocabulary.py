@@ -13,7 +13,7 @@ import numpy as np
 from mpipar import nn
 from mpipar.comm import Communicator, ReduceOp
 from mpipar.errors import OutOfRange
-from mpipar.nn.array import as_rows, row_chunks
+from mpipar.nn.array import as_rows, filled, row_chunks
 from mpipar.nn.checks import check_floating, check_indices, check_shape
 from mpipar.tensor_parallel.layer import ParallelLayer, Parameters, Saved
 from mpipar.tensor_parallel.operators import Array
@@ -79,7 +79,7 @@ class VocabParallelEmbedding(ParallelLayer):
         """
         check_indices("embedding index", tokens, self.vocabulary)
         table = p[self.prefix + "weight"]
-        local = np.asarray(tokens) - self.start
+        local = tokens - self.start
         outside = (local < 0) | (local >= self.stop - self.start)
         local[outside] = 0
 
@@ -103,7 +103,7 @@ class VocabParallelEmbedding(ParallelLayer):
             Gradient of the output.
         """
         if self.sequence_parallel and self.comm.size > 1:
-            grad = np.asarray(self.comm.all_gather(grad, dim=-2))
+            grad = self.comm.all_gather(grad, dim=-2)
         saved["grad"] = grad
 
     def backward_weight(self, saved: Saved, gradients: Any, add: bool = False) -> None:
@@ -196,9 +196,9 @@ class VocabParallelCrossEntropy:
             If a target lies outside the vocabulary.
         """
         rows, flat, counted = self._checked(logits, targets)
-        top = np.asarray(self.comm.all_reduce(self._top(rows), ReduceOp.MAX))
+        top = self.comm.all_reduce(self._top(rows), ReduceOp.MAX)
         local, inside = self._own(flat)
-        sums = np.zeros((3, len(rows)), rows.dtype)  # of exp(z - top), of z at the target, of z
+        sums = filled(rows, (3, len(rows)), 0.0)  # of exp(z - top), of z at the target, of z
         for c in row_chunks(rows) if rows.shape[1] else ():
             z = rows[c]
             sums[0, c] = np.exp(z - top[c, None]).sum(axis=1)
@@ -260,9 +260,9 @@ class VocabParallelCrossEntropy:
         return as_rows(logits)[:, : self._stop - self._start], flat, counted
 
     def _top(self, rows: Array) -> Array:
-        if rows.shape[1] == 0:
-            return np.full(len(rows), np.finfo(rows.dtype).min, rows.dtype)
-        return np.asarray(rows.max(axis=1))
+        least = float(np.finfo(rows.dtype).min)
+        top: Array = rows.max(axis=1) if rows.shape[1] else filled(rows, (len(rows),), least)
+        return top
 
     def _own(self, flat: Array) -> tuple[Array, Array]:
         """Targets in this rank's columns, and which rows have theirs here."""
