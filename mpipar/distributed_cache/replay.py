@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import PrefixIndex
 from mpipar.distributed_cache.router import Router
 from mpipar.errors import RecipeError
+
+if TYPE_CHECKING:
+    from mpipar.comm import Communicator
 
 
 @dataclass(frozen=True)
@@ -166,36 +170,46 @@ def replay(
     requests: Iterable[Request],
     caches: Sequence[ReplayCache],
     router: Router | None = None,
+    comm: Communicator | None = None,
 ) -> ReplayResult:
-    """Run a trace through one cache a rank.
+    """Run a trace through caches and count what they hit. Collective if a communicator is given.
 
     Parameters
     ----------
     requests : iterable of Request
-        In order of time.
+        In order of time; the same on every rank.
     caches : sequence of ReplayCache
-        One a rank.
+        All caches, or those of this rank, equally many on each.
     router : Router, optional
-        Chooses the rank; a cost router if left out.
+        Chooses the cache; by cost if left out.
+    comm : Communicator, optional
+        Whose ranks share the caches out in rank order; each request then costs one all-gather of
+        its missing blocks.
 
     Returns
     -------
     ReplayResult
-        Exact counts.
+        Exact counts over all caches, the same on every rank.
     """
-    router = router if router is not None else Router(len(caches))
+    n_ranks, rank = (1, 0) if comm is None else (comm.size, comm.rank)
+    router = router if router is not None else Router(n_ranks * len(caches))
+    first = rank * len(caches)
     hits = blocks = 0
     for request in requests:
         chain = id_chain(request.blocks)
         missing = [len(chain) - cache.count(chain) for cache in caches]
+        if comm is not None:
+            missing = comm.all_gather(np.array(missing)).tolist()
         chosen = router.choose(missing, request.time_ms)
-        hits += caches[chosen].serve(chain)
+        if first <= chosen < first + len(caches):
+            caches[chosen - first].serve(chain)
+        hits += len(chain) - missing[chosen]
         blocks += len(chain)
     return ReplayResult(hits, blocks, tuple(router.work))
 
 
 def farthest_next_use(requests: Sequence[Request], n_blocks: int) -> int:
-    """Count the hits of a cache that knows the future: a bound that no policy passes.
+    """Count the hits of a cache that knows the future: what an online policy is measured against.
 
     Parameters
     ----------
