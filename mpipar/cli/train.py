@@ -50,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--places", action="store_true", help="print each rank's node, cores, GPU and network card"
     )
+    parser.add_argument("--trace", action="store_true",
+                        help="record every call and part of a step: `mpipar trace`")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="only the table at the end")
 
 
@@ -173,6 +175,8 @@ def _recipe(arguments: argparse.Namespace, source: str | Path | None) -> Recipe:
         changes["train"]["schedule"] = arguments.schedule
     if arguments.run is not None:
         changes["run"]["folder"] = arguments.run
+    if arguments.trace:
+        changes["run"]["trace"] = True
     return merge_recipe(load_recipe(source, settings, model), changes)
 
 

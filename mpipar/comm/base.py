@@ -81,6 +81,22 @@ class Communicator(Storage):
         """How calls on arrays of a device are carried out, and what they cost so far."""
         return DeviceCalls(self)
 
+    def labelled(self, label: str) -> Communicator:
+        """The same group under the name that it has in a record of calls; itself without one.
+
+        Parameters
+        ----------
+        label : str
+            Such as the axes of a mesh that it stands for.
+
+        Returns
+        -------
+        Communicator
+            For the same ranks.
+        """
+        del label
+        return self
+
     def close(self) -> None:
         """Release the group. Collective over it; closing twice does nothing."""
 

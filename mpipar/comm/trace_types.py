@@ -20,6 +20,7 @@ from mpipar.units import (
     ShardStart,
     TensorElement,
     TensorLine,
+    WorldSize,
 )
 from mpipar.units.remainder import spread_sizes
 
@@ -220,3 +221,45 @@ class CollectiveTrace:
         """Bytes that each rank sends, counted from its shard sizes; zero in a world of one."""
         sizes = spread_sizes(int(self.bytes_per_rank), int(self.input.world_size))
         return exact_ring_bytes(self.kind, sizes)
+
+
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """One collective of a real run: kind, ranks and bytes, without any values.
+
+    Attributes
+    ----------
+    kind : CollectiveKind
+        What was called.
+    world_size : WorldSize
+        Ranks of the group; 2 for a message.
+    bytes_per_rank : CommunicationBytes
+        Size of the full buffer at a rank, as in `CollectiveTrace`.
+    """
+
+    kind: CollectiveKind
+    world_size: WorldSize
+    bytes_per_rank: CommunicationBytes
+
+    @property
+    def exact_bytes_per_rank(self) -> tuple[Bytes, ...]:
+        """Bytes that each rank sends at least; the first rank is the root, or sends the message.
+
+        All-reduce, reduce-scatter and all-gather in their ring forms; in an all-to-all each rank
+        sends all but its own block; a broadcast, a scatter and a message leave the root, a reduce
+        and a gather leave the others.
+        """
+        n, whole = int(self.world_size), int(self.bytes_per_rank)
+        sizes = spread_sizes(whole, n)
+        if self.kind in _ROUNDS:
+            return exact_ring_bytes(self.kind, sizes)
+        if self.kind is CollectiveKind.ALL_TO_ALL:
+            return tuple(Bytes(whole - own) for own in sizes)
+        first, others = {
+            CollectiveKind.BROADCAST: (whole if n > 1 else 0, 0),
+            CollectiveKind.SCATTER: (whole - sizes[0], 0),
+            CollectiveKind.POINT_TO_POINT: (whole, 0),
+            CollectiveKind.REDUCE: (0, whole),
+            CollectiveKind.GATHER: (0, whole // n),
+        }.get(self.kind, (0, 0))
+        return (Bytes(first), *(Bytes(others) for _ in range(n - 1)))

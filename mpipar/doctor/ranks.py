@@ -15,6 +15,7 @@ import numpy as np
 from mpipar._version import version as own_version
 from mpipar.comm import Communicator
 from mpipar.comm.placement import places
+from mpipar.comm.traced import clock_offsets
 from mpipar.doctor.check import Check, Status
 from mpipar.doctor.devices import check_ways
 from mpipar.launch.environment import detect
@@ -186,21 +187,8 @@ def _folder(comm: Communicator, folder: Path) -> Check:
 
 
 def _clocks(comm: Communicator) -> Check:
-    """Offset of each rank's clock from rank 0's: the fastest of some round trips decides."""
-    offsets, mine = [0.0], np.empty(1)
-    for rank in range(1, comm.size):
-        best = (float("inf"), 0.0)
-        for _ in range(5):
-            if comm.rank == 0:
-                start = time.time()
-                comm.send(np.zeros(1), rank)
-                comm.recv(mine, rank)
-                end = time.time()
-                best = min(best, (end - start, float(mine[0]) - (start + end) / 2))
-            elif comm.rank == rank:
-                comm.recv(mine, 0)
-                comm.send(np.array([time.time()]), 0)
-        offsets.append(best[1])
+    """Offset of each rank's clock from rank 0's."""
+    offsets = clock_offsets(comm, time.time)
     worst = max(abs(offset) for offset in offsets)
     facts = {"largest_offset_s": round(worst, 6)}
     if worst > 1.0:

@@ -90,7 +90,7 @@ class Mesh:
             if len(members) == 1:
                 self._comms[key] = IdentityCommunicator(self.world.deterministic)
             elif len(members) == self.world.size:
-                self._comms[key] = self.world
+                self._comms[key] = self.world.labelled("x".join(key) or "world")
             else:
                 group = self.world.split(members[0], self.rank, "x".join(key))
                 self._comms[key] = group or IdentityCommunicator()
@@ -101,7 +101,7 @@ class Mesh:
     def close(self) -> None:
         """Close the sub-communicators. Collective; the world communicator stays open."""
         for comm in self._comms.values():
-            if comm is not self.world:
+            if comm.size < self.world.size:
                 comm.close()
         self._comms.clear()
         self._asked.clear()

@@ -54,6 +54,10 @@ class PipelineExecutor:
         at once in the last step.
     links : Links
         What carries activations and gradients.
+    specs : dict of int to list of Spec
+        What each stage gives, by microbatch.
+    origin : float
+        When the last step started, by `time.perf_counter`.
 
     Raises
     ------
@@ -80,7 +84,7 @@ class PipelineExecutor:
         self._computes_into = {
             s: bool(getattr(stage, "computes_into", False)) for s, stage in stages.items()
         }
-        self.communication_s = 0.0
+        self.communication_s = self.origin = 0.0
         self.peak_in_flight = 0
         self._on_reduce = on_reduce or (lambda _: None)
         self._pool: Pool = pool or Fresh()
@@ -98,7 +102,7 @@ class PipelineExecutor:
                     order.append(cell.microbatch or 0)
         self.links = make_links(comm, self._owner, self._order, self._pool)
         self._agreement = Agreement(comm, self.schedule)
-        self._specs: dict[int, list[Spec | None]] = {}
+        self.specs: dict[int, list[Spec | None]] = {}
         self._times: NDArray[np.float64] = np.zeros((2, len(self.schedule)))
         self._start()
 
@@ -128,11 +132,11 @@ class PipelineExecutor:
             What a stage raised.
         """
         begin = time.perf_counter()
-        self._specs = self._agreement.specs(self.stages)
+        self.specs = self._agreement.specs(self.stages)
         self._start()
-        self.links = self.links.begin(self._specs)
-        self._origin = time.perf_counter()
-        self.communication_s += self._origin - begin
+        self.links = self.links.begin(self.specs)
+        self.origin = time.perf_counter()
+        self.communication_s += self.origin - begin
         for channel in self._order:
             self.links.expect(*channel, 1)
         for position, (index, cell) in enumerate(self._cells):
@@ -190,8 +194,8 @@ class PipelineExecutor:
         start = time.perf_counter()
         outputs = [self._compute(*job) for job in zip(parts, inputs, rooms, strict=True)]
         end = time.perf_counter()
-        self._times[0, index : index + len(parts)] = (start - self._origin) * 1e6
-        self._times[1, index : index + len(parts)] = (end - self._origin) * 1e6
+        self._times[0, index : index + len(parts)] = (start - self.origin) * 1e6
+        self._times[1, index : index + len(parts)] = (end - self.origin) * 1e6
         for part, y, room in zip(parts, outputs, rooms, strict=True):
             if room is not None and y is not room:
                 self.links.leave(_GIVES[part.kind], part.stage)
@@ -227,7 +231,7 @@ class PipelineExecutor:
         return self.links.room(*key) if self._computes_into[stage] else None
 
     def _send(self, kind: Kind, stage: int, m: int) -> None:
-        now = (time.perf_counter() - self._origin) * 1e6
+        now = (time.perf_counter() - self.origin) * 1e6
         self._times[:, self._at[kind, stage, m]] = now
         self.links.send(kind, stage, m, self._outgoing.pop((kind, stage, m)))
 
@@ -252,8 +256,8 @@ class PipelineExecutor:
             ) from None
         end = time.perf_counter()
         self.communication_s += end - begin
-        self._times[0, self._at[key]] = (begin - self._origin) * 1e6
-        self._times[1, self._at[key]] = (end - self._origin) * 1e6
+        self._times[0, self._at[key]] = (begin - self.origin) * 1e6
+        self._times[1, self._at[key]] = (end - self.origin) * 1e6
         self.links.expect(kind, action.stage, self._turn[key] + 2)
         return x
 
@@ -268,7 +272,7 @@ class PipelineExecutor:
         target = stage + step
         if not 0 <= target < self.schedule.n_stages:
             return
-        spec = self._specs[min(stage, target)][m]
+        spec = self.specs[min(stage, target)][m]
         got = None if y is None else (y.shape, y.dtype.name)
         if y is None or got != spec:
             raise CollectiveMismatch(
