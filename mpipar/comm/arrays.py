@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array, ReduceOp
-from mpipar.comm.device import library, on_device, package_of
+from mpipar.comm.device import address, library, on_device, package_of
 from mpipar.errors import UnsupportedArray
 
 _LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)
@@ -113,7 +113,7 @@ def overlap(a: Any, b: Any) -> bool:
         return np.may_share_memory(a, b)
     if not (on_device(a) and on_device(b)):
         return False
-    (first, second) = (int(x.__cuda_array_interface__["data"][0]) for x in (a, b))
+    first, second = address(a), address(b)
     return bool(first < second + b.nbytes and second < first + a.nbytes)
 
 

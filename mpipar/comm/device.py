@@ -184,6 +184,12 @@ def on_device(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
+def address(x: Any) -> int:
+    """First byte of an array, on the host or on a device."""
+    side = "__array_interface__" if isinstance(x, np.ndarray) else "__cuda_array_interface__"
+    return int(getattr(x, side)["data"][0])
+
+
 def package_of(x: Any) -> str:
     """Under which name the library of an array is known; foreign arrays are CuPy's."""
     package = type(x).__module__.partition(".")[0]
@@ -217,6 +223,47 @@ def library(package: str) -> Device:
                 "pip install 'mpipar[cuda12]'"
             ) from None
     return _made[package]
+
+
+def to_device(package: str, values: Array) -> Any:
+    """An array of the host, copied to the current device.
+
+    Parameters
+    ----------
+    package : str
+        Name of a library; "" leaves the array where it is.
+    values : ndarray
+        On the host.
+
+    Returns
+    -------
+    array
+        C-ordered, of that library.
+    """
+    if not package:
+        return values
+    device, host = library(package), np.asarray(values, order="C")
+    made = device.empty(host.shape, host.dtype)
+    if host.size:
+        device.begin_write(host.reshape(-1), made.reshape(-1)).synchronize()
+    return made
+
+
+def to_host(x: Any) -> Array:
+    """An array on the host: itself, or a copy from its device."""
+    if isinstance(x, np.ndarray):
+        return x
+    host = np.empty(x.shape, x.dtype)
+    if host.size:
+        flat = x.copy("C").reshape(-1)
+        library(package_of(x)).begin_read(flat, host.reshape(-1)).synchronize()
+    return host
+
+
+def write(values: Array, target: Any) -> None:
+    """Copy an array of the host into one that lies anywhere."""
+    is_host = isinstance(target, np.ndarray)
+    target[...] = values if is_host else to_device(package_of(target), values)
 
 
 def use_device(index: int) -> None:

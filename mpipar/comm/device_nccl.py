@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Call, Op, ReduceOp
-from mpipar.comm.device import Device
+from mpipar.comm.device import Device, address
 
 _NAMES = {
     "int8": "NCCL_INT8",
@@ -188,7 +188,7 @@ class NcclGroup:
 
 def _at(x: Any, offset: int = 0) -> int:
     """Address of a flat array, `offset` bytes from its start."""
-    return 0 if x is None else int(x.__cuda_array_interface__["data"][0]) + offset
+    return 0 if x is None else address(x) + offset
 
 
 def _blocks(counts: Sequence[int]) -> list[Block]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpipar.comm.arrays import is_plain, new_array, overlap, unpack
 from mpipar.comm.call import Array
-from mpipar.comm.device import on_device
+from mpipar.comm.device import address, on_device
 from mpipar.errors import CountOutOfRange, LayoutError, UnsupportedArray
 from mpipar.units.remainder import spread_sizes
 
@@ -96,9 +96,11 @@ def apart(source: Array, buffer: Array) -> Array:
     """`source`, or `buffer` itself where both are the same memory, or a copy where they overlap."""
     if source is buffer or not overlap(source, buffer):
         return source
-    side = "__array_interface__" if type(source) is np.ndarray else "__cuda_array_interface__"
-    same = getattr(source, side)["data"] == getattr(buffer, side)["data"]
-    if same and source.size == buffer.size and source.dtype == buffer.dtype:
+    if (
+        address(source) == address(buffer)
+        and source.size == buffer.size
+        and source.dtype == buffer.dtype
+    ):
         return buffer
     return source.copy()
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, ReduceOp
-from mpipar.comm.arrays import accumulation_dtype
+from mpipar.comm.arrays import accumulation_dtype, as_given
+from mpipar.comm.device import address, on_device
 from mpipar.errors import (
     CollectiveMismatch,
     EmptyInput,
@@ -127,11 +128,13 @@ def _same(comm: Communicator, make: Callable[[], tuple[Any, dict[str, str]]]) ->
 
 
 def _writable(name: str, array: Any) -> Array:
-    """A NumPy view of the user's array, through which it can be written."""
+    """A view of the user's array, through which it can be written: NumPy's, or of its device."""
     view = array
     if not isinstance(array, np.ndarray):
         detached = array.detach() if hasattr(array, "detach") else array
         try:
+            if on_device(detached):
+                return as_given(detached, name)  # type: ignore[no-any-return]
             view = np.from_dlpack(detached)
         except (AttributeError, TypeError, BufferError, RuntimeError) as error:
             raise UnsupportedArray(
@@ -163,9 +166,7 @@ def _known(views: Mapping[str, Array], names: Iterable[str], what: str) -> list[
 def _same_memory(views: Mapping[str, Array]) -> dict[str, str]:
     """For each name the first name whose view is the very same."""
     seen: dict[tuple[Any, ...], str] = {}
-    keys = {
-        n: (v.__array_interface__["data"][0], v.shape, v.strides, v.dtype) for n, v in views.items()
-    }
+    keys = {n: (address(v) if v.size else 0, v.shape, v.strides, v.dtype) for n, v in views.items()}
     return {n: seen.setdefault(keys[n], n) if v.size else n for n, v in views.items()}
 
 
@@ -194,16 +195,21 @@ def _refuse_overlaps(views: Mapping[str, Array], canonical: Mapping[str, str]) -
         for low, _, other in placed[i + 1 :]:
             if low >= stop:
                 break
-            if canonical[name] != canonical[other] and np.shares_memory(views[name], views[other]):
+            if canonical[name] != canonical[other] and _share(views[name], views[other]):
                 raise UnsupportedArray(
                     f"parameters {name!r} and {other!r} share memory but are not the same view, "
                     "so both would be updated; give one of them, or freeze one"
                 )
 
 
+def _share(a: Array, b: Array) -> bool:
+    """Of arrays whose bounds meet; on a device that is enough."""
+    return not isinstance(a, np.ndarray) or np.shares_memory(a, b)
+
+
 def _bounds(view: Array) -> tuple[int, int]:
     """First byte of an array in memory, and the one behind its last."""
     reach = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
-    start: int = view.__array_interface__["data"][0]
+    start = address(view)
     stop = start + sum(max(0, r) for r in reach) + view.itemsize
     return start + sum(min(0, r) for r in reach), stop

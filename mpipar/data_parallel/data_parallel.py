@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, Op, Request
+from mpipar.comm.arrays import new_array
 from mpipar.data_parallel.agreement import agree
 from mpipar.data_parallel.buckets import plan_buckets
 from mpipar.errors import CollectiveMismatch, EmptyInput, NonFiniteValue, OutOfRange
@@ -85,7 +86,7 @@ class DataParallel:
             (n, views[n].shape, views[n].dtype.name, views[n].dtype.itemsize) for n in logical
         ]
         self.buckets = plan_buckets(described, bucket_bytes)
-        self._buffers = [comm.empty(b.size, views[b.names[0]].dtype) for b in self.buckets]
+        self._buffers = [_buffer(comm, b.size, views[b.names[0]]) for b in self.buckets]
         for buffer in self._buffers:
             buffer[...] = 0
         self.gradients: dict[str, Array] = {}
@@ -112,7 +113,8 @@ class DataParallel:
         Without it they are kept until the communicator is closed.
         """
         for buffer in self._buffers:
-            self.comm.free(buffer)
+            if isinstance(buffer, np.ndarray):
+                self.comm.free(buffer)
         self._buffers, self.gradients = [], {}
 
     def loss_scale(self, n_items: int) -> float:
@@ -252,3 +254,11 @@ class DataParallel:
     def communicates(self) -> tuple[Op, int]:
         """The collective of a step and its bytes per rank."""
         return Op.ALL_REDUCE, sum(buffer.nbytes for buffer in self._buffers)
+
+
+def _buffer(comm: Communicator, size: int, like: Any) -> Array:
+    """Memory for a bucket: the node's, or that of the parameters' device."""
+    if isinstance(like, np.ndarray):
+        return comm.empty(size, like.dtype)
+    buffer: Array = new_array(like, size, like.dtype)
+    return buffer

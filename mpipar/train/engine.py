@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpipar.comm.device import to_device
 from mpipar.data_parallel.data_parallel import DataParallel
+from mpipar.errors import RecipeError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import Model, build_model
 from mpipar.models.parts import Streams
@@ -72,6 +74,11 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
     tp = mesh.comm("tp")
     tp.deterministic = recipe.train.deterministic
     model = build_model(recipe.model, tp, recipe.train.sequence_parallel)
+    if mesh.degree("pp") > 1 and recipe.train.device:
+        raise RecipeError(
+            f"train.device={recipe.train.device!r}: stages of a pipeline stay on the host so far; "
+            f"mesh.pp=1 would do, not {mesh.degree('pp')}"
+        )
     if mesh.degree("pp") > 1:
         return PipelineEngine(mesh, model, recipe, dtype)
     return ReplicaEngine(mesh, model, recipe, dtype)
@@ -133,7 +140,10 @@ class ReplicaEngine(_Base):
     """
 
     def __init__(self, mesh: Mesh, model: Model, recipe: Recipe, dtype: np.dtype[Any]) -> None:
-        super().__init__(mesh, model, model.init(recipe.train.seed, dtype), recipe)
+        self._device = recipe.train.device
+        drawn = model.init(recipe.train.seed, dtype)
+        parameters = {name: to_device(self._device, p) for name, p in drawn.items()}
+        super().__init__(mesh, model, parameters, recipe)
 
     def run(self, rows: Sequence[Rows], noise: Noise, scale: float) -> float:
         """Forward and backward, one microbatch after the other; sums gradients over dp.
@@ -154,7 +164,7 @@ class ReplicaEngine(_Base):
         """
         dp, loss = self.dp, 0.0
         for i, part in enumerate(rows):
-            tokens, targets = part[:, :-1], part[:, 1:]
+            tokens, targets = self._pairs(part)
             value, context = self.model.forward(dp.parameters, tokens, targets, scale, noise[i])
             loss += value
             on_ready = dp.ready if i == len(rows) - 1 else None
@@ -176,7 +186,11 @@ class ReplicaEngine(_Base):
         float
             In nats.
         """
-        return self.model.loss(self.dp.parameters, rows[:, :-1], rows[:, 1:])
+        return self.model.loss(self.dp.parameters, *self._pairs(rows))
+
+    def _pairs(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Tokens and targets, where the parameters lie."""
+        return to_device(self._device, rows[:, :-1]), to_device(self._device, rows[:, 1:])
 
     def timeline(self) -> None:
         """There is no pipeline."""

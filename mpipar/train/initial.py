@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpipar.checkpoint import Extent, open_pretrained
 from mpipar.comm import Communicator
+from mpipar.comm.device import write
 from mpipar.errors import ParallelismError, RecipeError
 from mpipar.models import Model, ModelConfig
 from mpipar.train.recipe import Recipe
@@ -52,10 +53,10 @@ def take_weights(
             extent = Extent.of(model.shards[name], model.tp.rank)
             found = opened.load([name], target.dtype, {name: extent} if extent else None)[name]
             if extent is None:
-                target[...] = found[: target.shape[0]] if name == "pos.weight" else found
+                write(found[: target.shape[0]] if name == "pos.weight" else found, target)
             else:
                 target[...] = 0  # padding
-                target[extent.at()] = found
+                write(found, target[extent.at()])
     except ParallelismError as error:
         problem = error
     comm.all_gather_json(problem)

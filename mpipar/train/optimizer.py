@@ -100,4 +100,5 @@ class AdamW:
 
 def _state(parameter: Array) -> Array:
     """Zeros of at least float32, wider where the parameter is."""
-    return np.zeros(parameter.shape, np.result_type(parameter.dtype, np.float32))
+    dtype = np.result_type(parameter.dtype, np.float32)
+    return np.zeros_like(parameter, dtype=dtype, order="C")

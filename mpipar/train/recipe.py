@@ -83,6 +83,8 @@ class TrainRecipe:
         Of parameters, shuffling and dropout.
     dtype : str
         ``float32`` or ``float64``.
+    device : str
+        Library of the arrays on a device, such as ``cupy``; empty keeps them on the host.
     deterministic : bool
         Sum gradients in rank order.
     """
@@ -105,6 +107,7 @@ class TrainRecipe:
     init: str = ""
     seed: int = 0
     dtype: str = "float32"
+    device: str = ""
     deterministic: bool = False
 
     def __post_init__(self) -> None:

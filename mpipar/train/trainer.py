@@ -13,6 +13,7 @@ import numpy as np
 
 from mpipar import checkpoint
 from mpipar.comm import Communicator
+from mpipar.comm.device import to_host, write
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import build_model
@@ -237,6 +238,7 @@ class Trainer:
         if self.folder is None:
             return
         arrays = {**self.dp.parameters, **self.optimizer.state()}
+        arrays = {name: to_host(array) for name, array in arrays.items()}
         position = {"step": self.step, "rows_seen": self.step * self.recipe.train.batch}
         where = self.folder / "checkpoints"
         extents, writes = self._extents(arrays), self.mesh.coordinate["dp"] == 0
@@ -304,7 +306,7 @@ class Trainer:
                     f"{place}: {name} is {found.dtype} of shape {found.shape}, the model needs "
                     f"{target.dtype} of shape {target.shape}"
                 )
-            target[...] = found
+            write(found, target)
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
             raise CheckpointError(
                 f"{place} was written after {state['rows_seen']} sequences in {state['step']} "

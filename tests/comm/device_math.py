@@ -12,7 +12,7 @@ import numpy as np
 
 from mpipar.comm.device import register
 
-_ATTRIBUTES = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize", "flags")
+_ATTRIBUTES = ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags")
 
 
 class MathArray(np.lib.mixins.NDArrayOperatorsMixin):

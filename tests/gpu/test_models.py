@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from mpipar import nn
 from mpipar.models import GPTConfig, LlamaConfig, build_model
+from mpipar.train.trainer import Trainer
 from tests.nn import test_array_api as laws
+from tests.train import test_on_device as runs
 
 pytestmark = pytest.mark.gpu
 
@@ -79,3 +82,13 @@ def losses(xp: Any, config: Any, tokens: np.ndarray, targets: np.ndarray) -> lis
         found.append(float(loss))
     assert found[-1] < found[0]
     return found
+
+
+@pytest.mark.ranks(1)
+def test_a_run_has_the_losses_of_the_host(cp: Any, comm: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("of arrays that lie on devices and of those that do not " * 40)
+    mesh = {"dp": 1, "pp": 1, "tp": 1}
+    wanted = runs.losses(Trainer(comm, runs.recipe(text, "", **mesh)))
+    found = runs.losses(Trainer(comm, runs.recipe(text, "cupy", **mesh), tmp_path / "run"))
+    assert found == pytest.approx(wanted, rel=1e-8)
