@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +66,38 @@ class EvictionPolicy(Protocol):
             `n` cached blocks, or all there are; the first is the best victim.
         """
         ...
+
+
+def leaves_first(order: Blocks, parent: Blocks, children: Blocks, n: int) -> Blocks:
+    """Choose the first of an order that have nothing hashed after them but what was chosen.
+
+    Parameters
+    ----------
+    order : array of int32
+        Cached blocks, the best victim first.
+    parent, children : array of int32
+        By block: the one before it (-1 at a root), and how many hashed ones come after it.
+    n : int
+        How many.
+
+    Returns
+    -------
+    array of int32
+        `n` blocks, or fewer where held blocks come after the others.
+    """
+    rank = {block: place for place, block in enumerate(order.tolist())}
+    left = children[order]
+    heap: list[int] = np.flatnonzero(left == 0).tolist()
+    found: list[int] = []
+    while heap and len(found) < n:
+        place = heappop(heap)
+        found.append(int(order[place]))
+        above = rank.get(int(parent[order[place]]), -1)
+        if above >= 0:
+            left[above] -= 1
+            if not left[above]:
+                heappush(heap, above)
+    return np.array(found, np.int32)
 
 
 class LRU:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpipar.distributed_cache.eviction import LRU, Blocks, EvictionPolicy
+from mpipar.distributed_cache.eviction import LRU, Blocks, EvictionPolicy, leaves_first
+from mpipar.distributed_cache.invariants import (
+    ACTIVE,
+    CACHED,
+    DRAINING,
+    FREE,
+    RESERVED,
+    STATES,
+    PoolListener,
+    broken_rules,
+)
 from mpipar.errors import CacheError, CountOutOfRange
-
-FREE, CACHED, ACTIVE, RESERVED, DRAINING = range(5)
-STATES = ("free", "cached", "active", "reserved", "draining")
 
 
 class BlockName(NamedTuple):
@@ -22,30 +28,6 @@ class BlockName(NamedTuple):
     rank: int
     block: int
     generation: int
-
-
-class PoolListener(Protocol):
-    """Who wants to hear which hashes come and go: an index, a directory."""
-
-    def stored(self, blocks: Blocks) -> None:
-        """Blocks carry a hash now.
-
-        Parameters
-        ----------
-        blocks : array of int32
-            Parents before children.
-        """
-        ...
-
-    def removed(self, blocks: Blocks) -> None:
-        """Blocks are about to lose their hash; it can still be read.
-
-        Parameters
-        ----------
-        blocks : array of int32
-            Any order.
-        """
-        ...
 
 
 class BlockPool:
@@ -139,11 +121,6 @@ class BlockPool:
         -------
         array of int32
             Reserved blocks with a new generation.
-
-        Raises
-        ------
-        CacheError
-            If fewer can be had; nothing was changed.
         """
         return self._take(n, RESERVED)
 
@@ -154,11 +131,6 @@ class BlockPool:
         ----------
         blocks : array of int32
             Reserved blocks.
-
-        Raises
-        ------
-        CacheError
-            If one is not reserved.
         """
         ids = self._of("commit", blocks, RESERVED)
         self.references[ids] = 1
@@ -334,35 +306,12 @@ class BlockPool:
         CacheError
             With the rule that is broken and the first block that breaks it.
         """
-        state, free = self.state, self._stack[: self._n_free]
-        held, cached = state == ACTIVE, state == CACHED
-        in_policy = np.sort(self.policy.first(self.n_blocks))
-        children = np.bincount(self.parent[self.parent >= 0], minlength=self.n_blocks)
-        rules = {
-            "holders but not active": (self.references > 0) != held,
-            "free but not once in the free stack": np.bincount(free, minlength=self.n_blocks)
-            != (state == FREE),
-            "a hash in a state that has none": self.hashed & ~held & ~cached,
-            "cached without a hash": cached & ~self.hashed,
-            "a parent without a hash of its own": (self.parent >= 0) & ~self.hashed,
-            "a wrong number of children": self.children != children,
-            "children but no hash": (self.children > 0) & ~self.hashed,
-            "cached and unknown to the policy, or the reverse": np.bincount(
-                in_policy, minlength=self.n_blocks
-            )
-            != cached,
-        }
-        if tables is not None:
-            flat = [np.asarray(table, np.int64) for table in tables]
-            holders = np.bincount(np.concatenate([np.empty(0, np.int64), *flat]))
-            holders = np.pad(holders, (0, self.n_blocks - len(holders)))
-            rules["more or fewer holders than tables that name it"] = self.references != holders
-        for rule, broken in rules.items():
+        for rule, broken in broken_rules(self, self._stack[: self._n_free], tables).items():
             if broken.any():
                 block = int(broken.argmax())
                 raise CacheError(
                     f"{int(broken.sum())} of {self.n_blocks} blocks: {rule}; first: block {block}, "
-                    f"{STATES[state[block]]}, {self.references[block]} holders"
+                    f"{STATES[self.state[block]]}, {self.references[block]} holders"
                 )
 
     def _take(self, n: int, state: int) -> Blocks:
@@ -422,37 +371,20 @@ class BlockPool:
 
     def _victims(self, n: int, wanted: int) -> Blocks:
         best = self.policy.first(n)
+        if len(best) == n:
+            parents = self.parent[best]
+            parents = parents[parents >= 0]
+            np.subtract.at(self.children, parents, 1)
+            closed = not self.children[best].any()
+            np.add.at(self.children, parents, 1)
+            if closed:
+                return best
+            order = self.policy.first(self.n_blocks)
+            best = leaves_first(order, self.parent, self.children, n)
         if len(best) < n:
             raise CacheError(
-                f"{wanted} blocks asked for: {self._n_free} are free and {len(best)} cached of "
-                f"{self.n_blocks}; ask for at most {self._n_free + len(best)}"
+                f"{wanted} blocks asked for: {self._n_free} are free and {len(best)} of "
+                f"{len(self.policy)} cached ones have no held block after them; "
+                f"ask for at most {self._n_free + len(best)} of {self.n_blocks}"
             )
-        parents = self.parent[best]
-        parents = parents[parents >= 0]
-        np.subtract.at(self.children, parents, 1)
-        closed = not self.children[best].any()
-        np.add.at(self.children, parents, 1)
-        return best if closed else self._leaves(n, wanted)
-
-    def _leaves(self, n: int, wanted: int) -> Blocks:
-        """The policy's order where a parent had come before its children: leaves only."""
-        order = self.policy.first(self.n_blocks)
-        rank = {int(block): place for place, block in enumerate(order)}
-        left = self.children[order]
-        heap: list[int] = np.flatnonzero(left == 0).tolist()
-        found: list[int] = []
-        while heap and len(found) < n:
-            place = heappop(heap)
-            found.append(int(order[place]))
-            above = rank.get(int(self.parent[order[place]]), -1)
-            if above >= 0:
-                left[above] -= 1
-                if not left[above]:
-                    heappush(heap, above)
-        if len(found) < n:
-            raise CacheError(
-                f"{wanted} blocks asked for: {self._n_free} are free and {len(found)} of "
-                f"{len(order)} cached ones have no held block after them; "
-                f"ask for at most {self._n_free + len(found)}"
-            )
-        return np.array(found, np.int32)
+        return best
