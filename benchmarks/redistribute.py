@@ -1,6 +1,6 @@
 """Moving a matrix from row shards to column shards, against Alltoallw and Heat's resplit.
 
-    mpirun -n 2 python benchmarks/redistribute.py --sizes 512 2048 --rounds 15
+    mpipar run -n 2 -- benchmarks/redistribute.py --sizes 512 2048 --rounds 15
     python benchmarks/redistribute.py --plan
 
 All sides run in one job, in alternating rounds on the same matrices; a round's time is that of the
