@@ -10,6 +10,7 @@ import pytest
 
 from mpipar.comm import Communicator, ReduceOp
 from mpipar.comm.mpi_probe import ITEMS
+from mpipar.comm.traced import TracedCommunicator, Tracer
 from mpipar.errors import LayoutError, UnsupportedArray
 from tests.comm.cases import VERBS, Case, random_case, run_case, uniform_case
 from tests.comm.device_double import DoubleArray, DoubleDevice, OnDevice, landed, late, stream
@@ -135,6 +136,19 @@ def test_messages_go_through_the_host_before_all_have_agreed(comm: Communicator)
     request.wait()
     assert (landed(got) == 7.0).all()
     assert group.devices.stats.calls == {"nccl": 0, "direct": 0, "staged": 2}
+
+
+@pytest.mark.parametrize("way", ["staged", "nccl"])
+def test_a_record_says_which_way_a_call_went(comm: Communicator, way: str) -> None:
+    tracer = Tracer(comm.rank)
+    group = TracedCommunicator(group_of(comm, way).inner, tracer)
+    landed(group.all_reduce(late(np.ones(6))))
+    request = group.begin_broadcast(late(np.ones(6)), 0)
+    landed(request.wait())
+    assert [(r["op"], r["algorithm"], r["bytes"]) for r in tracer.records] == [
+        ("all_reduce", way, 48),
+        ("broadcast", way, 48),
+    ]
 
 
 def test_an_unknown_way_is_refused(comm: Communicator) -> None:
