@@ -218,7 +218,7 @@ class DoubleDevice:
     def pinned(self, n_bytes: int) -> np.ndarray:
         return np.full(n_bytes, 0x5A, np.uint8)
 
-    def begin_read(self, x: DoubleArray, host: np.ndarray) -> Event:
+    def begin_read(self, x: DoubleArray, host: np.ndarray, after: Any = None) -> Event:
         stream().log.append("read")
         stream().put(lambda: np.copyto(host, x._data))
         return Event()

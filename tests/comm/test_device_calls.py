@@ -172,7 +172,7 @@ def test_ranks_that_share_a_device_have_no_nccl(comm: Communicator) -> None:
 def test_the_double_finds_a_read_before_the_stream_got_there(comm: Communicator) -> None:
     group = group_of(comm, "staged").inner
     device = DoubleDevice()
-    group.devices.stage._read = lambda _, x, host: _unwaited(device.begin_read(x, host))  # type: ignore
+    group.devices.stage._read = lambda _, x, host, __=None: _unwaited(device.begin_read(x, host))  # type: ignore
     got = group.all_reduce(late(np.ones(64)))
     assert not (landed(got) == comm.size).all()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpipar.comm.mpi_probe import ITEMS, capability, probe
+from mpipar.errors import LaunchError
 
 # An MPI that dies of a segmentation fault at one item, is silent at another, and does the others.
 MPI = """
@@ -62,3 +63,15 @@ def test_the_answer_is_kept_for_this_mpi_and_device(
     assert len(started) == 1
     assert capability("model B", child("send", started)) == []
     assert [f.name.startswith("device-") for f in (tmp_path / "mpipar").iterdir()] == [True]
+
+
+def test_without_a_launcher_nothing_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def absent(items: Sequence[str]) -> tuple[str, bool]:
+        raise LaunchError("no launcher of that MPI is here")
+
+    assert capability("model C", absent) == []
+    assert len(capability("model C", child("nothing"))) == len(ITEMS) - 2
