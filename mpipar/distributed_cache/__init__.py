@@ -7,7 +7,6 @@ its layers and heads; point-to-point fetches bring blocks to the rank that needs
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-
 from mpipar.distributed_cache.directory import Batch, PrefixDirectory, PrefixLog
 from mpipar.distributed_cache.eviction import LRU, EvictionPolicy
 from mpipar.distributed_cache.hashing import Chain, chain_of, root_digest
