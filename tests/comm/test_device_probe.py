@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,3 +76,28 @@ def test_without_a_launcher_nothing_is_remembered(
 
     assert capability("model C", absent) == []
     assert len(capability("model C", child("nothing"))) == len(ITEMS) - 2
+
+
+# Makes the double known to the ranks of the probe; its memory may be made to lie nowhere.
+SITE = """
+import sys
+if "mpipar.comm.mpi_probe" in " ".join(sys.orig_argv):
+    from mpipar.comm import mpi_library
+    from tests.comm import device_double
+    if {is_bad}:
+        def seen(x):
+            return {{"shape": x.shape, "typestr": x.dtype.str, "version": 3, "data": (4096, False)}}
+        device_double.DoubleArray.__cuda_array_interface__ = property(seen)
+"""
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_real_ranks_try_every_kind_of_call_and_may_die_of_it(
+    is_bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITE.format(is_bad=is_bad))
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{tmp_path}")
+    monkeypatch.setenv("MPIPAR_PROBE_LIBRARY", "tests")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert capability("double") == ([] if is_bad else list(ITEMS))
