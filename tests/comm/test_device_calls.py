@@ -151,6 +151,14 @@ def test_a_record_says_which_way_a_call_went(comm: Communicator, way: str) -> No
     ]
 
 
+def test_a_closed_group_gives_nccl_back(comm: Communicator) -> None:
+    group = group_of(comm, "nccl").inner
+    made = group.devices.nccl
+    group.close()
+    assert not made.open
+    assert group.devices.ways() == ("staged",)
+
+
 def test_an_unknown_way_is_refused(comm: Communicator) -> None:
     group: Any = comm.split(0, purpose="unknown way")
     with pytest.raises(UnsupportedArray, match="nccl, direct, staged would do"):
