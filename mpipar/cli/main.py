@@ -42,6 +42,8 @@ VERBS: Final = {
     "schedule": ("mpipar.cli.schedule", "draw, compare and check pipeline schedules"),
     "plan": ("mpipar.cli.plan", "which degrees and schedule to train with, at what price, and why"),
     "bench": ("mpipar.cli.bench", "collectives against the MPI underneath, in one run"),
+    "trace": ("mpipar.cli.trace", "where the time of a traced run went, by operation and axis"),
+    "report": ("mpipar.cli.report", "a page about a run, for those who may see it"),
     "topo": ("mpipar.cli.topo", "what this node, this job or a described machine looks like"),
 }
 

@@ -99,6 +99,12 @@ class Communicator(Storage):
 
     def close(self) -> None:
         """Release the group. Collective over it; closing twice does nothing."""
+        self.close_devices()
+
+    def close_devices(self) -> None:
+        """Release what calls on device arrays have made. Collective."""
+        if "devices" in self.__dict__:
+            self.devices.close()
 
     def progress(self) -> None:
         """Move pending calls on without waiting for any of them."""

@@ -48,8 +48,8 @@ class Device(Protocol):
     def pinned(self, n_bytes: int) -> Array:
         """Host memory that copies reach without a detour: bytes."""
 
-    def begin_read(self, x: Any, host: Array) -> Event:
-        """Copy a flat array to the host, after what the stream holds."""
+    def begin_read(self, x: Any, host: Array, after: Event | None = None) -> Event:
+        """Copy a flat array to the host, after what the stream holds or after that event."""
 
     def begin_write(self, host: Array, x: Any) -> Event:
         """Copy to a flat array; what the stream gets later waits for it."""
@@ -117,10 +117,10 @@ class CupyDevice:
         memory = self._cupy.cuda.alloc_pinned_memory(max(1, n_bytes))
         return np.frombuffer(memory, np.uint8, n_bytes)
 
-    def begin_read(self, x: Any, host: Array) -> Event:
-        """Copy a flat array to the host, after what the stream holds."""
+    def begin_read(self, x: Any, host: Array, after: Event | None = None) -> Event:
+        """Copy a flat array to the host, after what the stream holds or after that event."""
         lane = self._lane("read")
-        lane.wait_event(self.fence())
+        lane.wait_event(self.fence() if after is None else after)
         x.data.copy_to_host_async(host.ctypes.data, host.nbytes, lane)
         return self._mark(lane)
 

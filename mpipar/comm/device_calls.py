@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.call import Call, Op, ReduceOp
 from mpipar.comm.device import Device, library, package_of
-from mpipar.comm.device_nccl import NcclGroup, can_carry
+from mpipar.comm.device_nccl import NcclGroup, can_carry, told_id
 from mpipar.comm.device_stage import Stage, followed
 from mpipar.comm.paths import DEVICE_WAYS, Paths
 from mpipar.comm.request import ENDED, Request
@@ -99,6 +99,12 @@ class DeviceCalls:
         """NCCL's own communicator of this group, None without one."""
         return None if self._nccl is None else self._nccl.comm
 
+    def close(self) -> None:
+        """Give NCCL's communicator back."""
+        if self._nccl is not None:
+            self._nccl.comm.destroy()
+        self._nccl, self._is_agreed = None, False
+
     def ways(self) -> tuple[str, ...]:
         """The ways that this group has, as found so far."""
         has = {"nccl": self._nccl is not None, "direct": bool(self.capable), "staged": True}
@@ -112,7 +118,7 @@ class DeviceCalls:
         told = self.comm.all_gather_json(mine)
         owners = {(node, identity) for _, identity, node, _ in told}
         if all(row[3] for row in told) and len(owners) == len(told) and self._nccl is None:
-            made = self.comm.made_by_root(lambda: list(device.nccl.get_unique_id()))
+            made = self.comm.made_by_root(lambda: told_id(device))
             self._nccl = NcclGroup(device, self.comm.rank, self.comm.size, made)
         if self._engine() is not None and len({row[0] for row in told}) == 1:
             from mpipar.comm.mpi_probe import capability

@@ -55,6 +55,23 @@ def can_carry(call: Call) -> bool:
     )
 
 
+def told_id(device: Device) -> tuple[bool, list[int]]:
+    """A new id of NCCL as values that JSON carries; it is of bytes from CuPy 14 on.
+
+    Parameters
+    ----------
+    device : Device
+        With ``nccl``.
+
+    Returns
+    -------
+    tuple
+        Whether it is of bytes, and its numbers.
+    """
+    found = device.nccl.get_unique_id()
+    return isinstance(found, bytes), list(found)
+
+
 class NcclGroup:
     """One NCCL communicator for the ranks of a group. Collective to make.
 
@@ -64,14 +81,18 @@ class NcclGroup:
         With ``nccl``.
     rank, size : int
         Of the group.
-    unique_id : sequence of int
-        Made by rank 0 and sent by MPI.
+    unique_id : tuple
+        From `told_id` of rank 0, sent by MPI.
     """
 
-    def __init__(self, device: Device, rank: int, size: int, unique_id: Sequence[int]) -> None:
+    def __init__(
+        self, device: Device, rank: int, size: int, unique_id: tuple[bool, Sequence[int]]
+    ) -> None:
         self._device, self._nccl = device, device.nccl
         self._rank, self._size = rank, size
-        self.comm = self._nccl.NcclCommunicator(size, tuple(unique_id), rank)
+        is_bytes, values = unique_id
+        made = bytes(values) if is_bytes else tuple(values)
+        self.comm = self._nccl.NcclCommunicator(size, made, rank)
         self._programs: dict[Op, Callable[[Call, int], None]] = {
             Op.ALL_REDUCE: self._all_reduce,
             Op.REDUCE: self._reduce,

@@ -105,6 +105,8 @@ class Stage:
         targets: list[Array | None] = [None, None]
         pending: list[list[Event]] = [[], []]
 
+        start = device.fence()  # not behind the chunks that go to the device meanwhile
+
         def fetch(k: int) -> list[Event]:
             parts = chunks[k].inputs
             if not parts:
@@ -112,7 +114,7 @@ class Stage:
             host = sources[k % 2] = self._pinned(device, parts, sources[k % 2])
             stops = np.cumsum([p.size for p in parts]).tolist()
             return [
-                self._read(device, p, host[stop - p.size : stop])
+                self._read(device, p, host[stop - p.size : stop], start)
                 for p, stop in zip(parts, stops, strict=True)
             ]
 
@@ -190,9 +192,9 @@ class Stage:
             return device.pinned(size * dtype.itemsize).view(dtype)
         return held[:size]
 
-    def _read(self, device: Device, x: Any, host: Array) -> Event:
+    def _read(self, device: Device, x: Any, host: Array, after: Event | None = None) -> Event:
         self.stats.to_host_bytes += host.nbytes
-        return device.begin_read(x, host) if host.nbytes else _PASSED
+        return device.begin_read(x, host, after) if host.nbytes else _PASSED
 
     def _write(self, device: Device, host: Array, x: Any) -> Event:
         self.stats.to_device_bytes += host.nbytes

@@ -158,6 +158,7 @@ class HierarchicalCommunicator(Communicator):
     def close(self) -> None:
         """Release the group and its parts. Collective over it."""
         if self._open:
+            self.close_devices()
             self._drain()
             self._open = False
             self.node.close()

@@ -200,6 +200,7 @@ class MPICommunicator(Communicator):
 
     def close(self) -> None:
         """Release the group. Collective over it; closing twice does nothing."""
+        self.close_devices()
         shared, self._shared = self._shared, None
         if shared is not None:
             self._groups.release(shared)

@@ -89,7 +89,10 @@ def capability(model: str, attempt: Try | None = None) -> list[str]:
     with suppress(OSError, ValueError):
         known = json.loads(file.read_text())
     if key not in known:
-        known[key] = probe(ITEMS, attempt or _two_ranks)
+        try:
+            known[key] = probe(ITEMS, attempt or _two_ranks)
+        except LaunchError:
+            return []  # nothing was tried, so there is nothing to remember
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(f".{os.getpid()}")
@@ -99,21 +102,18 @@ def capability(model: str, attempt: Try | None = None) -> list[str]:
 
 
 def _two_ranks(items: Sequence[str]) -> tuple[str, bool]:
-    """Two ranks that know nothing of this job; without a launcher nothing is tried."""
+    """Two ranks that know nothing of this job."""
     from mpipar.launch.launcher import find_launcher, rank_settings
     from mpipar.launch.library import loaded_library
 
     prefixes = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_LOCAL", "HYDRA", "HYDI_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     command = [sys.executable, "-m", "mpipar.comm.mpi_probe", *items]
-    try:
-        found = loaded_library(clean)
-        launcher = find_launcher(found, clean)
-        clean |= launcher.environment
-        clean |= rank_settings(found.name, clean, 2, os.cpu_count() or 1, os.geteuid() == 0)
-        command = launcher.command(2, command)
-    except LaunchError:
-        return "", False
+    found = loaded_library(clean)
+    launcher = find_launcher(found, clean)
+    clean |= launcher.environment
+    clean |= rank_settings(found.name, clean, 2, os.cpu_count() or 1, os.geteuid() == 0)
+    command = launcher.command(2, command)
     try:
         child = subprocess.run(command, env=clean, stdin=subprocess.DEVNULL, timeout=_LIMIT_S,
                                capture_output=True, text=True, check=False)  # fmt: skip

@@ -41,7 +41,7 @@ class World:
         self.place = prepare(os.environ)  # before MPI starts: it picks its cards by the device
         if not MPI.Is_initialized():
             check_before_start(os.environ, library)
-            if self.place.device is not None:
+            if self.place.device is not None and self.place.device.n_visible > 1:
                 use_device(self.place.device.index)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         base = MPI.COMM_WORLD

@@ -188,6 +188,7 @@ class NodeCommunicator(NodeStorage):
     def close(self) -> None:
         """Release the group and its shared memory. Collective over it."""
         if self.open:
+            self.close_devices()
             self.calls.drain()
             self.open = False
             self.calls.halted.append(RankFailed("closed"))

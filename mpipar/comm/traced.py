@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op
+from mpipar.comm.device_calls import DeviceCalls
 from mpipar.comm.port import Port
 from mpipar.comm.request import Request
 
@@ -125,7 +126,9 @@ class Group:
         self.inner, self.label, self.purpose, self.members = inner, label, purpose, members
 
     def algorithm(self, call: Call) -> str:
-        """How the call went: "flags" or "node" through node memory, else by the transport."""
+        """How the call went: on a device its way, through node memory "flags" or "node"."""
+        if call.on_device:
+            return self.inner.devices.choose(call)
         paths = getattr(self.inner, "paths", None)
         if paths is None or call.op in _MESSAGES:
             return "transport"
@@ -173,7 +176,7 @@ class TracedCommunicator(Communicator):
             Of the communicator inside, watched.
         """
         number, start = self.tracer.number(call, self._group), time.perf_counter()
-        request = self.inner.submit(call)
+        request = self.inner._start(call)
         if not call.blocking:
             return _Watched(request, self.tracer, self._group, number, start)
         self.tracer.called(call, self._group, number, start)
@@ -216,6 +219,14 @@ class TracedCommunicator(Communicator):
         return TracedCommunicator(self.inner, self.tracer, label, self._group.members)
 
     # -- what only leads inside -------------------------------------------------------------
+
+    def _start(self, call: Call) -> Request:
+        return self.submit(call)  # a call on a device is one record, however it is carried out
+
+    @property
+    def devices(self) -> DeviceCalls:
+        """As of the communicator inside."""
+        return self.inner.devices
 
     @property
     def mpi(self) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpipar.distributed_cache.eviction import Blocks
+
 if TYPE_CHECKING:
     from mpipar.distributed_cache.pool import BlockPool
 

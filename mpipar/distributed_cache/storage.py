@@ -11,12 +11,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mpipar.comm.device import to_host
 from mpipar.distributed_cache.layout import CacheLayout, Piece, Range
 from mpipar.errors import CacheError, CountOutOfRange
 
 Array = Any
-Blocks = Sequence[int]
+Blocks = Sequence[int] | NDArray[np.int32]
 
 
 class CacheStorage:
@@ -147,6 +149,36 @@ class CacheStorage:
         layers, heads = self._box(piece)
         for block, inside, place in self._spans(blocks, piece.tokens):
             self.data[block, layers, :, heads, inside] = box[:, :, :, place]
+
+    def get_bytes(self, blocks: Blocks, piece: Piece) -> Array:
+        """A box as bytes in host memory, wherever the blocks lie.
+
+        Parameters
+        ----------
+        blocks, piece
+            As in `get_box`.
+
+        Returns
+        -------
+        array of uint8
+            The bytes of the box.
+        """
+        return to_host(self.get_box(blocks, piece)).reshape(-1).view(np.uint8)
+
+    def put_bytes(self, blocks: Blocks, piece: Piece, data: Array) -> None:
+        """Store the bytes of a box.
+
+        Parameters
+        ----------
+        blocks, piece
+            As in `get_box`.
+        data : array of uint8
+            What `get_bytes` returned.
+        """
+        heads, tokens = (stop - start for start, stop in (piece.heads, piece.tokens))
+        shape = (-1, 2, heads, tokens, self.layout.head_dim)
+        box = data.view(np.dtype(self.layout.dtype)).reshape(shape)
+        self.put_box(blocks, piece, self._xp.asarray(box))
 
     # -- global numbers to local ones -----------------------------------------------------------
 

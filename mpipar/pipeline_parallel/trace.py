@@ -55,9 +55,9 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     schedule = timeline.schedule
     for rank in range(schedule.n_ranks):
         stages = ", ".join(map(str, schedule.stages_of(rank)))
-        yield _meta("process_name", rank, 0, {"name": f"rank {rank} (stage {stages})"})
-        yield _meta("process_sort_index", rank, 0, {"sort_index": rank})
-        lanes = _Lanes()
+        yield meta("process_name", rank, 0, {"name": f"rank {rank} (stage {stages})"})
+        yield meta("process_sort_index", rank, 0, {"sort_index": rank})
+        lanes = Lanes()
         skip = False
         for index in range(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1])):
             if skip:  # the second half of a pair, drawn with the first
@@ -74,15 +74,31 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             if action.kind.is_communication:
                 yield _arrow(action, event, end)
         for lane, name in lanes.names():
-            yield _meta("thread_name", rank, lane, {"name": name})
-            yield _meta("thread_sort_index", rank, lane, {"sort_index": lane})
+            yield meta("thread_name", rank, lane, {"name": name})
+            yield meta("thread_sort_index", rank, lane, {"sort_index": lane})
 
 
 def _category(action: Action) -> str:
     return "compute" if action.kind.is_compute else "communication"
 
 
-def _meta(name: str, rank: int, lane: int, args: dict[str, Any]) -> dict[str, Any]:
+def meta(name: str, rank: int, lane: int, args: dict[str, Any]) -> dict[str, Any]:
+    """Name or order of a process or lane, as a trace event.
+
+    Parameters
+    ----------
+    name : str
+        What is told, such as ``thread_name``.
+    rank, lane : int
+        Of whom.
+    args : dict
+        The value.
+
+    Returns
+    -------
+    dict
+        One event.
+    """
     return {"ph": "M", "name": name, "pid": rank, "tid": lane, "args": args}
 
 
@@ -98,7 +114,7 @@ def _number(message: Message) -> str:
     return f"{message.direction}-{message.boundary}-{message.microbatch}"
 
 
-class _Lanes:
+class Lanes:
     """Gives each event the first lane of its stream that is free."""
 
     def __init__(self) -> None:
@@ -106,6 +122,20 @@ class _Lanes:
         self._number: dict[tuple[str, int], int] = {("compute", 0): 0}
 
     def place(self, stream: str, start: float, end: float) -> int:
+        """Take a lane.
+
+        Parameters
+        ----------
+        stream : str
+            Events of one stream share lanes.
+        start, end : float
+            Of the event; starts do not go back.
+
+        Returns
+        -------
+        int
+            The lane.
+        """
         copy = 0
         while self._ends.get((stream, copy), start) > start:
             copy += 1
@@ -113,5 +143,12 @@ class _Lanes:
         return self._number.setdefault((stream, copy), len(self._number))
 
     def names(self) -> Iterator[tuple[int, str]]:
+        """Lanes in use.
+
+        Yields
+        ------
+        tuple of int and str
+            Number and name.
+        """
         for (stream, copy), lane in self._number.items():
             yield lane, stream if copy == 0 else f"{stream} ({copy + 1})"

@@ -25,7 +25,7 @@ Rule = Callable[[object], Any]
 """Gives the value as plain Python data, made anew, or None when it does not fit."""
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
     """Rule: a whole number from 0 to ``2**63 - 1``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
@@ -33,7 +33,7 @@ def _whole(value: object) -> int | None:
     return number if 0 <= number <= LARGEST else None
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """Rule: a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -49,7 +49,7 @@ def _flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _one_of(words: Iterable[object]) -> Rule:
+def one_of(words: Iterable[object]) -> Rule:
     """Make a rule for a closed vocabulary."""
     known = {str(word): str(word) for word in words}
 
@@ -60,7 +60,7 @@ def _one_of(words: Iterable[object]) -> Rule:
     return rule
 
 
-def _list_of(rule: Rule) -> Rule:
+def list_of(rule: Rule) -> Rule:
     """Make a rule for a list; an item that does not fit removes it all: a shorter one would lie."""
 
     def whole_list(value: object) -> list[Any] | None:
@@ -72,7 +72,7 @@ def _list_of(rule: Rule) -> Rule:
     return whole_list
 
 
-def _record_of(fields: Mapping[str, Rule]) -> Rule:
+def record_of(fields: Mapping[str, Rule]) -> Rule:
     """Make a rule for a nested record."""
 
     def record(value: object) -> dict[str, Any] | None:
@@ -90,23 +90,23 @@ _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 _CALL_FIELDS: Mapping[str, Rule] = {
-    "kind": _one_of(CollectiveKind),
-    "op": _one_of(Op),
-    "reduce_op": _one_of(ReduceOp),
-    "dtype": _one_of(_DTYPES),
-    "axis": _one_of(_AXES),
-    "axes": _list_of(_one_of(_AXES)),
-    "coordinate": _record_of(dict.fromkeys(_AXES, _whole)),
-    "strategy": _one_of(ParallelStrategy),
-    "visibility": _one_of(ParallelTraceVisibility),
-    **dict.fromkeys(("sequence", "rank", "world_size", "root", "peer", "dim"), _whole),
-    **dict.fromkeys(("n_bytes", "bytes_per_rank", "communication_estimate_bytes"), _whole),
-    **dict.fromkeys(("shape", "counts", "recv_counts", "exact_bytes_per_rank"), _list_of(_whole)),
-    **dict.fromkeys(("duration_s", "wait_s", "bytes_per_s", "reduced_value"), _finite),
+    "kind": one_of(CollectiveKind),
+    "op": one_of(Op),
+    "reduce_op": one_of(ReduceOp),
+    "dtype": one_of(_DTYPES),
+    "axis": one_of(_AXES),
+    "axes": list_of(one_of(_AXES)),
+    "coordinate": record_of(dict.fromkeys(_AXES, whole)),
+    "strategy": one_of(ParallelStrategy),
+    "visibility": one_of(ParallelTraceVisibility),
+    **dict.fromkeys(("sequence", "rank", "world_size", "root", "peer", "dim"), whole),
+    **dict.fromkeys(("n_bytes", "bytes_per_rank", "communication_estimate_bytes"), whole),
+    **dict.fromkeys(("shape", "counts", "recv_counts", "exact_bytes_per_rank"), list_of(whole)),
+    **dict.fromkeys(("duration_s", "wait_s", "bytes_per_s", "reduced_value"), finite),
     **dict.fromkeys(("deterministic", "blocking"), _flag),
 }
 PUBLIC_FIELDS: Mapping[str, Rule] = MappingProxyType(
-    {**_CALL_FIELDS, "calls": _list_of(_record_of(_CALL_FIELDS))}
+    {**_CALL_FIELDS, "calls": list_of(record_of(_CALL_FIELDS))}
 )
 """Every field that may be published, with the rule that its value must fit."""
 
@@ -133,7 +133,7 @@ def redacted(
     InvalidPublicReport
         If `record` is no mapping.
     """
-    cleaned: dict[str, Any] | None = _record_of(fields)(record)
+    cleaned: dict[str, Any] | None = record_of(fields)(record)
     if cleaned is None:
         raise InvalidPublicReport("redaction", f"a {type(record).__name__} is not a record")
     return cleaned

@@ -22,6 +22,7 @@ from mpipar.units import CommunicationBytes, WorldSize
 MESSAGES = ("send", "recv")
 CALLS = frozenset(str(op) for op in Op)
 _LONGEST_LINE, _MOST_RECORDS, _MOST_BYTES = 1 << 16, 5_000_000, 1 << 31
+_MOST_RANKS, _MOST_DRAWN = 1 << 20, 4096
 _KINDS = {
     "all_reduce": CollectiveKind.ALL_REDUCE,
     "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
@@ -188,6 +189,12 @@ def _checked(found: Mapping[str, Any]) -> Record:
         raise ValueError("op is missing")
     if word("op") in CALLS and not members:
         raise ValueError("a call has no members")
+    if max(members, default=0) >= _MOST_RANKS or whole("rank") >= _MOST_RANKS:
+        raise ValueError(f"a rank is {_MOST_RANKS} or more")
+    if members and whole("rank") not in members:
+        raise ValueError("rank is not among members")
+    if word("op") in MESSAGES and whole("peer") not in members:
+        raise ValueError("peer is not among members")
     record = Record(
         word("op"), whole("rank"), number("start_s", found["start_s"]),
         number("duration_s", found["duration_s"]), word("group"), tuple(members),
@@ -321,9 +328,16 @@ def matrix(records: Sequence[Record]) -> list[list[int]]:
     -------
     list of list of int
         Row: sender.
+
+    Raises
+    ------
+    CheckpointError
+        Above 4096 ranks.
     """
     ranks = [r.rank for r in records] + [m for r in records for m in r.members]
     n = 1 + max(ranks, default=-1)
+    if n > _MOST_DRAWN:
+        raise CheckpointError(f"a matrix of {n} ranks; up to {_MOST_DRAWN} are made")
     table = [[0] * n for _ in range(n)]
     for record in records:
         if record.op == "send":

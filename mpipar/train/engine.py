@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipar.comm.device import to_device
+from mpipar.comm.traced import Tracer
 from mpipar.data_parallel.data_parallel import DataParallel
 from mpipar.errors import RecipeError
 from mpipar.mesh.mesh import Mesh
@@ -24,6 +25,7 @@ from mpipar.pipeline_parallel import Schedule, Timeline, format_schedule, parse_
 from mpipar.pipeline_parallel.executor import PipelineExecutor
 from mpipar.train.pipeline_plan import choose_schedule, stage_layers
 from mpipar.train.recipe import Recipe
+from mpipar.train.tracing import span, trace_timeline
 
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
@@ -36,6 +38,7 @@ class Engine(Protocol):
 
     dp: DataParallel
     model: Model
+    tracer: Tracer | None
 
     @property
     def communication_s(self) -> float:
@@ -95,6 +98,7 @@ class _Base:
         self.mesh, self.model = mesh, model
         self.dp = DataParallel(group, parameters, allow_empty=True)
         self._other_s = 0.0
+        self.tracer: Tracer | None = None
         self._parts = mesh.comm("pp", "tp")
         # Gradients that are counted by another rank of `_parts`.
         self._counted_elsewhere = [
@@ -165,10 +169,12 @@ class ReplicaEngine(_Base):
         dp, loss = self.dp, 0.0
         for i, part in enumerate(rows):
             tokens, targets = self._pairs(part)
-            value, context = self.model.forward(dp.parameters, tokens, targets, scale, noise[i])
+            with span(self.tracer, "forward"):
+                value, context = self.model.forward(dp.parameters, tokens, targets, scale, noise[i])
             loss += value
             on_ready = dp.ready if i == len(rows) - 1 else None
-            self.model.backward(dp.parameters, context, dp.gradients, i > 0, on_ready)
+            with span(self.tracer, "backward"):
+                self.model.backward(dp.parameters, context, dp.gradients, i > 0, on_ready)
         dp.finish()
         self.model.finish(dp.gradients)
         return loss
@@ -261,6 +267,8 @@ class PipelineEngine(_Base):
             stage.begin(self.dp.parameters, self.dp.gradients, rows, scale, streams)
         before = self.executor.communication_s
         self._last = self.executor.step()
+        if self.tracer is not None:
+            trace_timeline(self.tracer, self.executor, self._last)
         self._other_s += self.executor.communication_s - before
         if self._shares_tied:
             self._sum_tied()

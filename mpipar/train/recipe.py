@@ -155,6 +155,8 @@ class RunRecipe:
         How many checkpoints stay; 0 for all.
     background_saves : bool
         Write checkpoints while the training goes on, from a copy of the arrays.
+    trace : bool
+        Record every call and every part of a step, and write ``trace.jsonl`` into the folder.
     timeline : bool
         Show the last step of a pipeline beside its simulation, and write both into the folder.
     """
@@ -166,6 +168,7 @@ class RunRecipe:
     held_out_sequences: int = 512
     keep: int = 2
     background_saves: bool = False
+    trace: bool = False
     timeline: bool = False
 
     def __post_init__(self) -> None:

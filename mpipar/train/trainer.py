@@ -14,6 +14,7 @@ import numpy as np
 from mpipar import checkpoint
 from mpipar.comm import Communicator
 from mpipar.comm.device import to_host, write
+from mpipar.comm.traced import TracedCommunicator, Tracer
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh
 from mpipar.models import build_model
@@ -26,6 +27,7 @@ from mpipar.train.recipe import Recipe, dump_recipe
 from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics
 from mpipar.train.stop import StopRequest, clear_stopped, mark_stopped
 from mpipar.train.text import Corpus, Sampler, share_text
+from mpipar.train.tracing import span, write_trace
 from mpipar.units.remainder import exact_size, spread_range
 
 
@@ -64,7 +66,11 @@ class Trainer:
 
     def __init__(self, comm: Communicator, recipe: Recipe, folder: Path | None = None) -> None:
         self.comm = comm
-        self.mesh = _mesh(comm, recipe)
+        self.tracer = Tracer(comm.rank) if recipe.run.trace else None
+        traced = comm if self.tracer is None else TracedCommunicator(comm, self.tracer)
+        self.mesh = _mesh(traced, recipe)
+        if self.tracer is not None:
+            self.tracer.coordinate = {a: self.mesh.coordinate[a] for a in self.mesh.layout.axes}
         self.folder = folder
         path = str(Path(recipe.data.path).absolute()) if recipe.data.path else ""
         text = share_text(comm, path)
@@ -98,6 +104,7 @@ class Trainer:
         self.sampler = Sampler(self.corpus.train, recipe.model.sequence, train.seed)
         self.held_out = Sampler(self.corpus.held_out, recipe.model.sequence, 0)
         self.engine = build_engine(self.mesh, recipe, _dtype(train.dtype))
+        self.engine.tracer = self.tracer
         self.dp = self.engine.dp
         shapes = build_model(recipe.model).shapes().values()
         self.n_parameters = sum(math.prod(shape) for shape in shapes)
@@ -122,14 +129,18 @@ class Trainer:
         cuts = [
             spread_range(self.n_local, train.microbatches, i) for i in range(train.microbatches)
         ]
-        rows = [self.sampler.rows(start + low, start + high) for low, high in cuts]
+        if self.tracer is not None:
+            self.tracer.step = self.step
+        with span(self.tracer, "data"):
+            rows = [self.sampler.rows(start + low, start + high) for low, high in cuts]
         noise = [self._noise(start + low) for low, _ in cuts]
         self.n_rows_seen += self.n_local
         scale = 1.0 / (train.batch * self.recipe.model.sequence)
         loss = self._sum(self.engine.run(rows, noise, scale))
         norm = self.engine.gradient_norm()
         clipped = min(1.0, train.clip_norm / norm) if train.clip_norm > 0 and norm > 0 else 1.0
-        rate = self.optimizer.step(self.dp.gradients, self.step, clipped)
+        with span(self.tracer, "optimizer"):
+            rate = self.optimizer.step(self.dp.gradients, self.step, clipped)
         return StepResult(self.step, loss, norm, rate)
 
     def _noise(self, row: int) -> np.random.Generator | None:
@@ -217,6 +228,8 @@ class Trainer:
                 say(f"stopped by a signal after step {self.step}/{recipe.train.steps}")
                 break
         clock.pause(self.finish_saves)
+        if self.tracer is not None and self.folder is not None:
+            say(f"trace: {write_trace(self.comm, self.tracer, self.folder)}")
         self._show_timeline(say)
         return {**clock.summary(result), **held}
 

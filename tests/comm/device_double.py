@@ -120,8 +120,8 @@ class Nccl:
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = 0, 1, 2, 3
 
     @staticmethod
-    def get_unique_id() -> tuple[int, ...]:
-        return tuple(range(-64, 64))
+    def get_unique_id() -> bytes:
+        return bytes(range(128))
 
     @staticmethod
     def groupStart() -> None:
@@ -141,10 +141,15 @@ class Nccl:
     class NcclCommunicator:
         """One rank's handle."""
 
-        def __init__(self, size: int, unique_id: tuple[int, ...], rank: int) -> None:
+        def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
             assert unique_id == Nccl.get_unique_id()
             self.wire: Communicator = _local.wire
             assert (self.wire.size, self.wire.rank) == (size, rank)
+            self.open = True
+
+        def destroy(self) -> None:
+            assert self.open, "destroyed twice"
+            self.open = False
 
         def allReduce(self, a: int, b: int, n: int, kind: int, op: int, s: int) -> None:
             self._put(lambda: _fill(b, n, kind, self.wire.all_reduce(_at(a, n, kind), _OPS[op])))
@@ -218,7 +223,7 @@ class DoubleDevice:
     def pinned(self, n_bytes: int) -> np.ndarray:
         return np.full(n_bytes, 0x5A, np.uint8)
 
-    def begin_read(self, x: DoubleArray, host: np.ndarray) -> Event:
+    def begin_read(self, x: DoubleArray, host: np.ndarray, after: Any = None) -> Event:
         stream().log.append("read")
         stream().put(lambda: np.copyto(host, x._data))
         return Event()

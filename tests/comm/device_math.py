@@ -131,7 +131,7 @@ class MathDevice:
     def pinned(self, n_bytes: int) -> np.ndarray:
         return np.empty(n_bytes, np.uint8)
 
-    def begin_read(self, x: MathArray, host: np.ndarray) -> MathDevice:
+    def begin_read(self, x: MathArray, host: np.ndarray, after: Any = None) -> MathDevice:
         host[...] = x._data
         return self
 

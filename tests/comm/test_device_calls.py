@@ -10,6 +10,7 @@ import pytest
 
 from mpipar.comm import Communicator, ReduceOp
 from mpipar.comm.mpi_probe import ITEMS
+from mpipar.comm.traced import TracedCommunicator, Tracer
 from mpipar.errors import LayoutError, UnsupportedArray
 from tests.comm.cases import VERBS, Case, random_case, run_case, uniform_case
 from tests.comm.device_double import DoubleArray, DoubleDevice, OnDevice, landed, late, stream
@@ -137,6 +138,27 @@ def test_messages_go_through_the_host_before_all_have_agreed(comm: Communicator)
     assert group.devices.stats.calls == {"nccl": 0, "direct": 0, "staged": 2}
 
 
+@pytest.mark.parametrize("way", ["staged", "nccl"])
+def test_a_record_says_which_way_a_call_went(comm: Communicator, way: str) -> None:
+    tracer = Tracer(comm.rank)
+    group = TracedCommunicator(group_of(comm, way).inner, tracer)
+    landed(group.all_reduce(late(np.ones(6))))
+    request = group.begin_broadcast(late(np.ones(6)), 0)
+    landed(request.wait())
+    assert [(r["op"], r["algorithm"], r["bytes"]) for r in tracer.records] == [
+        ("all_reduce", way, 48),
+        ("broadcast", way, 48),
+    ]
+
+
+def test_a_closed_group_gives_nccl_back(comm: Communicator) -> None:
+    group = group_of(comm, "nccl").inner
+    made = group.devices.nccl
+    group.close()
+    assert not made.open
+    assert group.devices.ways() == ("staged",)
+
+
 def test_an_unknown_way_is_refused(comm: Communicator) -> None:
     group: Any = comm.split(0, purpose="unknown way")
     with pytest.raises(UnsupportedArray, match="nccl, direct, staged would do"):
@@ -158,7 +180,7 @@ def test_ranks_that_share_a_device_have_no_nccl(comm: Communicator) -> None:
 def test_the_double_finds_a_read_before_the_stream_got_there(comm: Communicator) -> None:
     group = group_of(comm, "staged").inner
     device = DoubleDevice()
-    group.devices.stage._read = lambda _, x, host: _unwaited(device.begin_read(x, host))  # type: ignore
+    group.devices.stage._read = lambda _, x, host, __=None: _unwaited(device.begin_read(x, host))  # type: ignore
     got = group.all_reduce(late(np.ones(64)))
     assert not (landed(got) == comm.size).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpipar.comm.mpi_probe import ITEMS, capability, probe
+from mpipar.errors import LaunchError
 
 # An MPI that dies of a segmentation fault at one item, is silent at another, and does the others.
 MPI = """
@@ -62,3 +64,40 @@ def test_the_answer_is_kept_for_this_mpi_and_device(
     assert len(started) == 1
     assert capability("model B", child("send", started)) == []
     assert [f.name.startswith("device-") for f in (tmp_path / "mpipar").iterdir()] == [True]
+
+
+def test_without_a_launcher_nothing_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def absent(items: Sequence[str]) -> tuple[str, bool]:
+        raise LaunchError("no launcher of that MPI is here")
+
+    assert capability("model C", absent) == []
+    assert len(capability("model C", child("nothing"))) == len(ITEMS) - 2
+
+
+# Makes the double known to the ranks of the probe; its memory may be made to lie nowhere.
+SITE = """
+import sys
+if "mpipar.comm.mpi_probe" in " ".join(sys.orig_argv):
+    from mpipar.comm import mpi_library
+    from tests.comm import device_double
+    if {is_bad}:
+        def seen(x):
+            return {{"shape": x.shape, "typestr": x.dtype.str, "version": 3, "data": (4096, False)}}
+        device_double.DoubleArray.__cuda_array_interface__ = property(seen)
+"""
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_real_ranks_try_every_kind_of_call_and_may_die_of_it(
+    is_bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITE.format(is_bad=is_bad))
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{tmp_path}")
+    monkeypatch.setenv("MPIPAR_PROBE_LIBRARY", "tests")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert capability("double") == ([] if is_bad else list(ITEMS))

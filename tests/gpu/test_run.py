@@ -67,6 +67,15 @@ def test_packages_fit_the_driver(run: Any) -> None:
     assert run.missing_packages(12, lambda module: True) == []
 
 
+def test_a_package_that_is_not_to_be_had_takes_none_with_it(run: Any, tmp_path: Path) -> None:
+    command = run.install_command(["not-there>=1", "neither"], tmp_path)
+    done = run.run_step(run.Step("install", command, 60), 60.0, set(), tmp_path / "log")
+    assert done.verdict == "FAILED"
+    text = (tmp_path / "log").read_text()
+    assert "not-there" in text
+    assert "neither" in text
+
+
 def test_steps_fit_the_time(run: Any) -> None:
     steps = run.steps("python", "folder")
     assert len({step.name for step in steps}) == len(steps)
