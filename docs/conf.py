@@ -41,6 +41,7 @@ ROOMS = {
     "mpipar.data_parallel": "data parallelism",
     "mpipar.tensor_parallel": "tensor and sequence parallelism",
     "mpipar.pipeline_parallel": "pipeline schedules and their executor",
+    "mpipar.distributed_cache": "a paged cache of keys and values over ranks",
     "mpipar.models": "GPT and Llama",
     "mpipar.checkpoint": "checkpoints, and models of other tools",
     "mpipar.planner": "plans",

@@ -122,6 +122,12 @@ def test_the_place_in_a_mesh():
     assert found[5] == {"pp": 1, "dp": 0, "tp": 1}
 
 
+def test_the_prefix_on_another_rank():
+    full_blocks = [b for b in np.array_split(np.arange(30), range(4, 30, 4)) if len(b) == 4]
+    assert len(full_blocks) == rung("11").ANSWER
+    assert ThreadWorld(3).run(rung("11").rung) == [rung("11").ANSWER] * 3
+
+
 def test_the_operations_of_a_layer():
     x, w = (1024, 256), (256, 256)
     forward = 2 * x[0] * x[1] * w[1]
