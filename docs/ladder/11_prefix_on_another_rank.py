@@ -1,7 +1,7 @@
 """Rung 11: a prompt that another rank has computed is fetched, not computed again.
 
-Keys and values are kept in blocks of some tokens. A block's name is a hash over its tokens and all
-tokens before it, the same on every rank, so one rank can ask another for "the blocks of this prompt".
+Keys and values are kept in blocks of some tokens. The name of a block is a hash over its tokens and
+all before it, the same on every rank, so that one rank can ask another for the blocks of a prompt.
 
 Which global object is split?     The cache of keys and values, into blocks of tokens.
 Which rank owns each local object? The rank that computed a block; others may hold copies.
