@@ -1,6 +1,6 @@
 """What a trace costs a training step: steps with and without it, turn by turn in one run.
 
-Run it with two ranks: ``mpipar run -n 2 python benchmarks/trace_overhead.py``. Prints the medians and
+Run it with two ranks: ``mpipar run -n 2 -- benchmarks/trace_overhead.py``. Prints the medians and
 the overhead; the aim is under 2 %.
 """
 
