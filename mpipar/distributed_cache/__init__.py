@@ -17,9 +17,12 @@ from mpipar.distributed_cache.layout import (
     head_range,
     plan_transfer,
 )
-from mpipar.distributed_cache.pool import BlockName, BlockPool
+from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import Index, PrefixIndex
+from mpipar.distributed_cache.radix import RadixIndex
+from mpipar.distributed_cache.router import Router
 from mpipar.distributed_cache.sequences import PagedSequences, Sequence
+from mpipar.distributed_cache.status import BlockName
 
 if TYPE_CHECKING:
     from mpipar.distributed_cache.engine import TransferEngine
@@ -56,6 +59,8 @@ __all__ = [
     "PrefixDirectory",
     "PrefixIndex",
     "PrefixLog",
+    "RadixIndex",
+    "Router",
     "Sequence",
     "State",
     "SyncEvent",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +13,7 @@ from mpipar.distributed_cache.invariants import (
     CACHED,
     DRAINING,
     RESERVED,
+    STATES,
     PoolListener,
     broken_rules,
 )
@@ -23,20 +23,13 @@ from mpipar.distributed_cache.status import (
     LONELY,
     NO_DIGEST,
     STATUS,
+    BlockName,
     Distinct,
     Places,
     must_be,
     word,
 )
 from mpipar.errors import CacheError, CountOutOfRange
-
-
-class BlockName(NamedTuple):
-    """The only name of a block that may leave its rank: it dies when the block is reused."""
-
-    rank: int
-    block: int
-    generation: int
 
 
 class BlockPool:
@@ -191,7 +184,8 @@ class BlockPool:
         lonely = status == LONELY
         n_lonely = np.count_nonzero(lonely)
         if n_lonely == len(ids):
-            return self._push(ids)
+            self._push(ids)
+            return
         must_be("release", ids, self.state[ids], ACTIVE)
         known = status == KNOWN
         n_known = np.count_nonzero(known)
@@ -203,7 +197,6 @@ class BlockPool:
             self.policy.insert(kept)
         if n_lonely:
             self._push(ids[lonely])
-        return None
 
     def drain(self, blocks: ArrayLike) -> None:
         """Give up blocks that somebody may still read or write; `forget` ends it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,14 @@ LONELY = word(ACTIVE, False, 1)
 KNOWN = word(ACTIVE, True, 1)
 ASLEEP = word(CACHED, True, 0)
 NO_DIGEST = 0x6E6F5F6469676573
+
+
+class BlockName(NamedTuple):
+    """The only name of a block that may leave its rank: it dies when the block is reused."""
+
+    rank: int
+    block: int
+    generation: int
 
 
 class Distinct:
