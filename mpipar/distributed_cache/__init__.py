@@ -17,13 +17,24 @@ from mpipar.distributed_cache.layout import (
     head_range,
     plan_transfer,
 )
-from mpipar.distributed_cache.pool import BlockName, BlockPool
+from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import Index, PrefixIndex
+from mpipar.distributed_cache.radix import RadixIndex
+from mpipar.distributed_cache.router import Router
 from mpipar.distributed_cache.sequences import PagedSequences, Sequence
+from mpipar.distributed_cache.status import BlockName
 
 if TYPE_CHECKING:
     from mpipar.distributed_cache.engine import TransferEngine
+    from mpipar.distributed_cache.founding import (
+        CacheRoutingHint,
+        CacheShardInfo,
+        CacheSyncProtocol,
+        EventKind,
+        SyncEvent,
+    )
     from mpipar.distributed_cache.holder import PoolHolder
+    from mpipar.distributed_cache.plans import PlanStream
     from mpipar.distributed_cache.storage import CacheStorage
     from mpipar.distributed_cache.transfer import State, Transfer
 
@@ -32,19 +43,27 @@ __all__ = [
     "BlockName",
     "BlockPool",
     "CacheLayout",
+    "CacheRoutingHint",
+    "CacheShardInfo",
     "CacheStorage",
+    "CacheSyncProtocol",
     "Chain",
+    "EventKind",
     "EvictionPolicy",
     "Index",
     "LRU",
     "PagedSequences",
     "Piece",
+    "PlanStream",
     "PoolHolder",
     "PrefixDirectory",
     "PrefixIndex",
     "PrefixLog",
+    "RadixIndex",
+    "Router",
     "Sequence",
     "State",
+    "SyncEvent",
     "Transfer",
     "TransferEngine",
     "cache_layouts",
@@ -55,9 +74,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CacheRoutingHint": "founding",
+    "CacheShardInfo": "founding",
     "CacheStorage": "storage",
+    "CacheSyncProtocol": "founding",
+    "EventKind": "founding",
+    "PlanStream": "plans",
     "PoolHolder": "holder",
     "State": "transfer",
+    "SyncEvent": "founding",
     "Transfer": "transfer",
     "TransferEngine": "engine",
 }

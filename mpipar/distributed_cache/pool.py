@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,21 +12,24 @@ from mpipar.distributed_cache.invariants import (
     ACTIVE,
     CACHED,
     DRAINING,
-    FREE,
     RESERVED,
     STATES,
     PoolListener,
     broken_rules,
 )
+from mpipar.distributed_cache.status import (
+    ASLEEP,
+    KNOWN,
+    LONELY,
+    NO_DIGEST,
+    STATUS,
+    BlockName,
+    Distinct,
+    Places,
+    must_be,
+    word,
+)
 from mpipar.errors import CacheError, CountOutOfRange
-
-
-class BlockName(NamedTuple):
-    """The only name of a block that may leave its rank: it dies when the block is reused."""
-
-    rank: int
-    block: int
-    generation: int
 
 
 class BlockPool:
@@ -52,7 +54,7 @@ class BlockPool:
     state : array of uint8
         One of FREE, CACHED, ACTIVE, RESERVED, DRAINING.
     generation : array of uint32
-        Grows at each reuse.
+        Number of the call that took the block last: another one at each reuse.
     digest : array of uint64, shape [block, 2]
         Chain hash of the hashed blocks.
     parent, children : array of int32
@@ -67,17 +69,23 @@ class BlockPool:
         if n_blocks < 1:
             raise CountOutOfRange("number of blocks", "1 or more", n_blocks)
         self.n_blocks = n_blocks
-        self.references = np.zeros(n_blocks, np.int32)
-        self.state = np.zeros(n_blocks, np.uint8)
+        status = np.zeros(n_blocks, STATUS)
+        self._status = status.view(np.int64)
+        self.references: NDArray[np.int32] = status["references"]
+        self.state: NDArray[np.uint8] = status["state"]
+        self.hashed: NDArray[np.bool_] = status["hashed"]
         self.generation = np.zeros(n_blocks, np.uint32)
-        self.digest = np.zeros((n_blocks, 2), np.uint64)
-        self.hashed = np.zeros(n_blocks, np.bool_)
+        # one row more, which an index may name for "no block": it equals no digest
+        self.digests = np.full((n_blocks + 1, 2), NO_DIGEST, np.uint64)
+        self.digest = self.digests[:-1]
         self.parent = np.full(n_blocks, -1, np.int32)
         self.children = np.zeros(n_blocks, np.int32)
         self.policy: EvictionPolicy = (policy or LRU)(n_blocks)
         self.listeners: list[PoolListener] = []
         self._stack: Blocks = np.arange(n_blocks, dtype=np.int32)[::-1].copy()
         self._n_free = n_blocks
+        self._distinct = Distinct(n_blocks)
+        self._clock = 0
 
     @property
     def n_free(self) -> int:
@@ -133,8 +141,7 @@ class BlockPool:
             Reserved blocks.
         """
         ids = self._of("commit", blocks, RESERVED)
-        self.references[ids] = 1
-        self.state[ids] = ACTIVE
+        self._status[ids] = LONELY
 
     def share(self, blocks: ArrayLike) -> None:
         """Add one holder to each block; cached ones come back to life.
@@ -150,10 +157,12 @@ class BlockPool:
             If one is neither.
         """
         ids = self._of("share", blocks, ACTIVE, CACHED)
-        asleep = ids[self.state[ids] == CACHED]
-        if asleep.size:
-            self.policy.revive(asleep)
-            self.state[asleep] = ACTIVE
+        status = self._status[ids]
+        asleep = status == ASLEEP
+        if np.count_nonzero(asleep):
+            self.policy.revive(ids[asleep])
+            status[asleep] = word(ACTIVE, True, 0)
+        self._status[ids] = status
         self.references[ids] += 1
 
     def release(self, blocks: ArrayLike) -> None:
@@ -170,17 +179,24 @@ class BlockPool:
         CacheError
             If one is not active, or named twice.
         """
-        ids = self._of("release", blocks, ACTIVE)[::-1]
-        left = self.references[ids] - 1
-        self.references[ids] = left
-        gone = ids[left == 0]
-        hashed = self.hashed[gone]
-        if hashed.any():
-            kept = gone[hashed]
-            self.state[kept] = CACHED
+        ids = self._distinct("release", blocks)[::-1]
+        status = self._status[ids]
+        lonely = status == LONELY
+        n_lonely = np.count_nonzero(lonely)
+        if n_lonely == len(ids):
+            self._push(ids)
+            return
+        must_be("release", ids, self.state[ids], ACTIVE)
+        known = status == KNOWN
+        n_known = np.count_nonzero(known)
+        if n_known + n_lonely < len(ids):
+            self.references[ids[~known & ~lonely]] -= 1
+        if n_known:
+            kept = ids[known] if n_known < len(ids) else ids
+            self._status[kept] = ASLEEP
             self.policy.insert(kept)
-            gone = gone[~hashed]
-        self._push(gone)
+        if n_lonely:
+            self._push(ids[lonely])
 
     def drain(self, blocks: ArrayLike) -> None:
         """Give up blocks that somebody may still read or write; `forget` ends it.
@@ -243,16 +259,16 @@ class BlockPool:
             If a block already has a hash, or a parent has none.
         """
         ids = self._of("label", blocks, ACTIVE)
-        held = parents[parents >= 0]
-        if self.hashed[ids].any():
+        held = parents[parents >= 0].astype(np.intp)
+        if np.count_nonzero(self.hashed[ids]):
             raise CacheError(f"block {ids[self.hashed[ids].argmax()]} already carries a hash")
         self.hashed[ids] = True
-        if not self.hashed[held].all():
+        if np.count_nonzero(self.hashed[held]) < len(held):
             self.hashed[ids] = False
             raise CacheError(f"parent {held[~self.hashed[held]][0]} carries no hash")
         self.digest[ids] = digests
         self.parent[ids] = parents
-        np.add.at(self.children, held, 1)
+        self._count(held, 1)
         for listener in self.listeners:
             listener.stored(ids)
 
@@ -322,47 +338,41 @@ class BlockPool:
         top = self._n_free - n
         ids = self._stack[top : self._n_free][::-1].copy()
         self._n_free = top
-        self.references[ids] = state == ACTIVE
-        self.state[ids] = state
-        self.generation[ids] += 1
+        at = ids.astype(np.intp)
+        self._status[at] = LONELY if state == ACTIVE else word(state, False, 0)
+        self._clock = (self._clock + 1) % 2**32
+        self.generation[at] = self._clock
         return ids
 
-    def _push(self, ids: Blocks) -> None:
-        self.state[ids] = FREE
-        self._stack[self._n_free : self._n_free + len(ids)] = ids
-        self._n_free += len(ids)
+    def _push(self, ids: Places) -> None:
+        self._status[ids] = 0
+        end = self._n_free + len(ids)
+        self._stack[self._n_free : end] = ids
+        self._n_free = end
 
-    def _of(self, what: str, blocks: ArrayLike, *states: int) -> Blocks:
-        """The blocks as an array, once they are known to be distinct and in one of the states."""
-        ids = np.asarray(blocks, np.int32)
-        if not ids.size:
-            return ids
-        order = np.sort(ids)
-        if order[0] < 0 or order[-1] >= self.n_blocks:
-            raise CacheError(f"{what}: block ids {order[0]}..{order[-1]} of {self.n_blocks} blocks")
-        if (order[1:] == order[:-1]).any():
-            twice = order[1:][order[1:] == order[:-1]][0]
-            raise CacheError(f"{what}: block {twice} is named twice")
-        found = self.state[ids]
-        good = found == states[0]
-        for state in states[1:]:
-            good |= found == state
-        if not good.all():
-            bad = ids[good.argmin()]
-            wanted = " or ".join(STATES[s] for s in states)
-            raise CacheError(f"{what}: block {bad} is {STATES[self.state[bad]]}, must be {wanted}")
+    def _of(self, what: str, blocks: ArrayLike, *states: int) -> Places:
+        """The blocks as places, once they are known to be distinct and in one of the states."""
+        ids = self._distinct(what, blocks)
+        must_be(what, ids, self.state[ids], *states)
         return ids
 
-    def _unhash(self, ids: Blocks) -> None:
+    def _count(self, parents: Places, step: int) -> None:
+        # an array of steps: numpy's path for a number takes fifteen times as long
+        np.add.at(self.children, parents, np.full(len(parents), step, np.int32))
+
+    def _parents(self, ids: Places) -> Places:
+        parents = self.parent[ids]
+        return parents[parents >= 0].astype(np.intp)
+
+    def _unhash(self, ids: Places) -> None:
         ids = ids[self.hashed[ids]]
         if not ids.size:
             return
-        parents = self.parent[ids]
-        parents = parents[parents >= 0]
-        np.subtract.at(self.children, parents, 1)
-        if self.children[ids].any():
+        parents = self._parents(ids)
+        self._count(parents, -1)
+        if np.count_nonzero(self.children[ids]):
             block = ids[self.children[ids].argmax()]
-            np.add.at(self.children, parents, 1)
+            self._count(parents, 1)
             raise CacheError(f"block {block} has hashed children: give those up first")
         for listener in self.listeners:
             listener.removed(ids)
@@ -372,11 +382,10 @@ class BlockPool:
     def _victims(self, n: int, wanted: int) -> Blocks:
         best = self.policy.first(n)
         if len(best) == n:
-            parents = self.parent[best]
-            parents = parents[parents >= 0]
-            np.subtract.at(self.children, parents, 1)
-            closed = not self.children[best].any()
-            np.add.at(self.children, parents, 1)
+            parents = self._parents(best.astype(np.intp))
+            self._count(parents, -1)
+            closed = not np.count_nonzero(self.children[best])
+            self._count(parents, 1)
             if closed:
                 return best
             order = self.policy.first(self.n_blocks)

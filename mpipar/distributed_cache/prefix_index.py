@@ -188,19 +188,21 @@ class PrefixIndex:
         """Blocks of the leading digests that are present."""
         n = len(digests)
         low = digests[:, 0]
-        rows: Blocks = self._table[(low & self._mask).view(np.int64)]
-        hit = (self.pool.digest[:, 0][rows] == low[:, None]) & (rows >= 0)
-        way = hit.argmax(axis=1)
-        lines = np.arange(n)
-        found: Blocks = rows[lines, way]
-        present = hit[lines, way]
-        upto = n if present.all() else int(present.argmin())
-        while self._spill and upto < n:
-            block = self._spill.get(int(low[upto]))
-            if block is None:
-                break
-            found[upto], present[upto] = block, True
-            upto = n if present.all() else int(present.argmin())
-        found = found[:upto]
-        same = self.pool.digest[found, 1] == digests[:upto, 1]
-        return found if same.all() else found[: same.argmin()]
+        rows = self._table.take((low & self._mask).view(np.int64), axis=0)
+        # an empty place (-1) names the pool's last row, which equals no digest
+        hit = self.pool.digests[:, 0][rows.astype(np.intp)] == low[:, None]
+        places = hit.ravel().nonzero()[0]
+        if len(places) == n:  # each digest is in one place at most: all are there
+            found: Blocks = rows.ravel()[places]
+        else:
+            found = np.full(n, -1, np.int32)
+            found[places // _WAYS] = rows.ravel()[places]
+            upto = int((found < 0).argmax())
+            while self._spill and upto < n and found[upto] < 0:
+                found[upto] = self._spill.get(int(low[upto]), -1)
+                if found[upto] < 0:
+                    break
+                upto = int((found < 0).argmax()) if (found < 0).any() else n
+            found = found[:upto]
+        same = self.pool.digest[:, 1][found.astype(np.intp)] == digests[: len(found), 1]
+        return found if np.count_nonzero(same) == len(found) else found[: same.argmin()]

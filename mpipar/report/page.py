@@ -110,7 +110,7 @@ def _curve(steps: Sequence[int], losses: Sequence[float]) -> str:
         for s, v in zip(steps, losses, strict=True)
     )
     words = "".join(
-        f"<text x='{x}' y='{y}' text-anchor='{a}' font-size='13' fill='currentColor'>{text}</text>"
+        f"<text x='{x}' y='{y}' text-anchor='{a}' font-size='16' fill='currentColor'>{text}</text>"
         for x, y, a, text in (
             (52, 25, "end", f"{high:.3g}"), (52, 224, "end", f"{low:.3g}"),
             (60, 245, "start", f"step {first}"), (680, 245, "end", f"step {last}"),

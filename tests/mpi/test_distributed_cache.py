@@ -1,5 +1,9 @@
-"""Fetches between real ranks, with the same bodies as on threads."""
+"""The cache between real ranks, with the same bodies as on threads."""
 
+from tests.distributed_cache.test_founding import (  # noqa: F401
+    test_events_travel_and_a_flush_ends_what_was_before,
+)
+from tests.distributed_cache.test_plans import *  # noqa: F403
 from tests.distributed_cache.test_transfer import (  # noqa: F401
     test_a_cancelled_transfer_leaves_nothing_on_either_side,
     test_a_group_agrees_on_the_length_before_it_accepts,
