@@ -8,7 +8,7 @@ from pathlib import Path
 
 FILE_AIM, FILE_MAX = 250, 400
 FUNCTION_AIM, FUNCTION_MAX = 40, 60
-LIBRARY_MAX = 24_000  # lines of code: blank lines, comments and docstrings are not counted
+LIBRARY_MAX = 27_500  # lines of code: blank lines, comments and docstrings are not counted
 
 
 def function_sizes(source: str) -> list[tuple[int, str, int]]:
