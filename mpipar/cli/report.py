@@ -19,14 +19,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """
     parser.description = (
         "Write report.md and report.html about a run that was made with `mpipar train --trace`. "
-        "A public one needs a review of its inputs as they are: first look at them, then give "
-        "--review WHO; a later change of any of them voids it."
+        "A public one needs a review of its inputs as they are: look at them, say so by "
+        "--review WHO --visibility public, then ask for the report; a later change voids it."
     )
     add = parser.add_argument
     add("folder", metavar="RUN_FOLDER", type=Path, help="run folder")
     add("--visibility", choices=("public", "research-restricted", "private"), default="private",
         help="who may see the report (default private)")  # fmt: skip
-    add("--review", metavar="WHO", help="write the review: WHO has looked at the inputs")
+    add(
+        "--review",
+        metavar="WHO",
+        help="write the review and nothing else: WHO has looked at the inputs",
+    )
     add("--out", metavar="FOLDER", type=Path, help="where to write (default: the run folder)")
 
 
@@ -51,7 +55,8 @@ def main(arguments: argparse.Namespace) -> int:
     visibility = ParallelTraceVisibility(arguments.visibility)
     try:
         if arguments.review is not None:
-            write_review(arguments.folder, arguments.review, visibility)
+            print(write_review(arguments.folder, arguments.review, visibility))
+            return 0
         record = report_record(arguments.folder, visibility)
     except InvalidPublicReport as error:
         print(f"mpipar report: {error}", file=sys.stderr)

@@ -21,6 +21,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="run folder, or a trace.jsonl")
     add("--chrome", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")
+    add("--gantt", metavar="FILE", help="draw a step, rank by rank (plot extra)")
+    add("--step", type=int, help="which step for --gantt; by default the last but one")
+    add("--cluster", metavar="NAME",
+        help="what this machine's figures foretell beside what was measured: a file of "
+        "`mpipar topo --measure`, or a known machine")  # fmt: skip
     add("--matrix", metavar="FILE", help="draw who sent how many bytes to whom (plot extra)")
 
 
@@ -38,10 +43,22 @@ def main(arguments: argparse.Namespace) -> int:
         0.
     """
     from mpipar.report.trace import load_trace
-    from mpipar.report.views import save_matrix, trace_table, write_chrome_records
+    from mpipar.report.views import (
+        predicted_table,
+        save_gantt,
+        save_matrix,
+        trace_table,
+        write_chrome_records,
+    )
+    from mpipar.topology.cluster_file import load_cluster
 
     records = load_trace(Path(arguments.folder))
     print(trace_table(records))
+    if arguments.cluster:
+        print()
+        print(predicted_table(records, load_cluster(arguments.cluster)))
+    if arguments.gantt:
+        save_gantt(records, arguments.gantt, arguments.step)
     if arguments.chrome:
         write_chrome_records(records, arguments.chrome)
     if arguments.matrix:

@@ -26,6 +26,7 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
         ("Result", record.get("final", {})),
         ("Seconds of a step", record.get("step_s", {})),
         ("Seconds by kind, over all ranks", record.get("time_by_kind", {})),
+        ("Environment", record.get("environment", {})),
         ("SHA-256 of the inputs", record.get("inputs", {})),
     ]
     tables: list[Table] = [
@@ -42,6 +43,8 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ".".join(map(str, value))
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 

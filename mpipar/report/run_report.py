@@ -22,7 +22,7 @@ from mpipar.report import redact
 from mpipar.report.trace import by_event, by_op, load_trace
 
 REVIEW = "review.json"
-INPUTS = ("recipe.toml", "metrics.jsonl", "trace.jsonl")
+INPUTS = ("recipe.toml", "metrics.jsonl", "trace.jsonl", "environment.json")
 _MOST_BYTES = 1 << 28
 
 
@@ -135,6 +135,7 @@ _AXES = ("pp", "dp", "cp", "tp", "ep")
 _EVENTS = ("data", "forward", "backward", "input gradient", "weight gradient", "optimizer")
 _GROUPS = ("world", *_AXES, *(f"{a}x{b}" for a in _AXES for b in _AXES))
 _CALL_OPS = redact.PUBLIC_FIELDS["op"]
+_MPIS = ("Open MPI", "MPICH", "Intel MPI", "Cray MPICH", "MVAPICH", "none")
 _MODEL = ("n_layers", "width", "n_heads", "sequence", "vocabulary")
 _TRAIN = ("steps", "batch", "microbatches", "seed")
 FIELDS: Mapping[str, redact.Rule] = {
@@ -164,6 +165,13 @@ FIELDS: Mapping[str, redact.Rule] = {
                 **dict.fromkeys(("seconds", "waiting_s", "bus_bytes_per_s"), redact.finite),
             }
         )
+    ),
+    "environment": redact.record_of(
+        {
+            **dict.fromkeys(("python", "numpy", "mpi_version"), redact.list_of(redact.whole)),
+            **dict.fromkeys(("cores", "n_ranks"), redact.whole),
+            "mpi": redact.one_of(_MPIS),
+        }
     ),
     "inputs": redact.record_of(dict.fromkeys(INPUTS, _digest)),
 }  # fmt: skip
@@ -218,6 +226,7 @@ def report_record(folder: Path, visibility: ParallelTraceVisibility) -> dict[str
              "seconds": r.seconds, "waiting_s": r.wait_s, "bus_bytes_per_s": r.bus_bytes_per_s}
             for r in by_op(records)
         ],
+        "environment": _environment(inputs["environment.json"]),
         "inputs": hashes,
     }  # fmt: skip
     return redact.redacted(raw, FIELDS)
@@ -228,6 +237,16 @@ def _recipe(data: bytes) -> dict[str, Any]:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError):
         raise CheckpointError("recipe.toml is no TOML, or cut short") from None
+
+
+def _environment(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise CheckpointError("environment.json is no JSON, or cut short") from None
+    if not isinstance(found, dict):
+        raise CheckpointError("environment.json is no record")
+    return found
 
 
 def _no_constant(name: str) -> float:

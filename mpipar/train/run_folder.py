@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mpipar._version import version as own_version
 from mpipar.comm import Communicator
 from mpipar.errors import CheckpointError, RecipeError
 
@@ -15,6 +20,7 @@ RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
 CURVE = "loss.png"
 TIMELINE = "timeline.json"
+ENVIRONMENT = "environment.json"
 
 
 def choose_folder(comm: Communicator, folder: str, resume: bool) -> Path:
@@ -51,6 +57,30 @@ def choose_folder(comm: Communicator, folder: str, resume: bool) -> Path:
             ) from None
 
     return Path(comm.made_by_root(choose))
+
+
+def write_environment(folder: Path, n_ranks: int) -> None:
+    """Note what a run used, as numbers and well-known names. Local.
+
+    Parameters
+    ----------
+    folder : Path
+        Run folder; ``environment.json`` is replaced.
+    n_ranks : int
+        Of the run.
+    """
+    mpi4py = sys.modules.get("mpi4py.MPI")
+    vendor, version = mpi4py.get_vendor() if mpi4py is not None else ("none", ())
+    facts = {
+        "mpipar": own_version,
+        "python": list(sys.version_info[:3]),
+        "numpy": [int(part) for part in np.__version__.split(".")[:2]],
+        "mpi": vendor,
+        "mpi_version": list(version),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "n_ranks": n_ranks,
+    }
+    (folder / ENVIRONMENT).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
 def _fresh(folder: str) -> Path:

@@ -24,7 +24,7 @@ from mpipar.train.engine import build_engine
 from mpipar.train.initial import take_weights
 from mpipar.train.optimizer import AdamW
 from mpipar.train.recipe import Recipe, dump_recipe
-from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics
+from mpipar.train.run_folder import RECIPE, TIMELINE, Metrics, write_environment
 from mpipar.train.stop import StopRequest, clear_stopped, mark_stopped
 from mpipar.train.text import Corpus, Sampler, share_text
 from mpipar.train.tracing import span, write_trace
@@ -200,6 +200,7 @@ class Trainer:
             metrics = Metrics(self.folder, self.comm.rank == 0, self.step)
             if self.comm.rank == 0:
                 clear_stopped(self.folder)
+                write_environment(self.folder, self.comm.size)
                 (self.folder / RECIPE).write_text(dump_recipe(recipe), encoding="utf-8")
         clock = Clock(self)
         result: StepResult | None = None

@@ -7,10 +7,20 @@ import numpy as np
 import pytest
 
 from mpipar.comm.traced import TracedCommunicator, Tracer
-from mpipar.errors import CheckpointError
+from mpipar.errors import CheckpointError, EmptyInput
 from mpipar.report.trace import load_trace
-from mpipar.report.views import chrome_records, save_matrix, trace_table
+from mpipar.report.views import (
+    chrome_records,
+    predicted_table,
+    save_gantt,
+    save_matrix,
+    trace_table,
+)
+from mpipar.topology import PRESETS, Cluster, Figure, Origin, Tier
 from mpipar.train.tracing import write_trace
+
+MEASURED = Origin.MEASURED
+ONE_GB, TEN_US = Figure(1.0, MEASURED), Figure(10.0, MEASURED)
 
 LINE = {"op": "all_reduce", "rank": 0, "start_s": 1.0, "duration_s": 0.5, "group": "dp",
         "members": [0, 1], "bytes": 80, "dtype": "float64", "algorithm": "node"}  # fmt: skip
@@ -66,6 +76,31 @@ def test_events_of_one_lane_never_overlap(tmp_path):
     events = chrome_records(load_trace(written(tmp_path, LINE, twice)))["traceEvents"]
     lanes = {e["tid"] for e in events if e["ph"] == "X"}
     assert len(lanes) == 2
+
+
+def test_the_prediction_stands_beside_what_was_measured(tmp_path):
+    cluster = Cluster(
+        "two", PRESETS["laptop"].nodes, (Tier("node", 4, ONE_GB, TEN_US, Figure(1.0, MEASURED)),)
+    )
+    late = {**LINE, "rank": 1, "start_s": 1.4, "duration_s": 0.1}
+    send = {**LINE, "op": "send", "peer": 1, "bytes": 10**9, "duration_s": 2.0}
+    rows = predicted_table(load_trace(written(tmp_path, LINE, late, send)), cluster).splitlines()
+    # One message of 1 GB: 10 us and 1 s. All-reduce: one round of 10 us and 80 bytes on each rank.
+    assert rows[1].split() == ["send", "dp", "1.0000", "2.0000", "2.00"]
+    assert rows[2].split()[:4] == ["all_reduce", "dp", "0.0000", "0.2000"]
+
+
+def test_a_step_is_drawn_and_a_missing_one_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    event = {k: LINE[k] for k in ("rank", "start_s", "duration_s")} | {"op": "forward", "step": 1}
+    records = load_trace(written(tmp_path, LINE, event, {**event, "step": 2}))
+    save_gantt(records, tmp_path / "g.svg")
+    text = (tmp_path / "g.svg").read_text()
+    assert text.count("<!-- forward -->") == 1
+    assert "communication" not in text  # it was in step 0
+    with pytest.raises(EmptyInput, match="no records"):
+        save_gantt(records, tmp_path / "h.svg", 7)
+    assert not (tmp_path / "h.svg").exists()
 
 
 def test_the_matrix_is_drawn(tmp_path):
