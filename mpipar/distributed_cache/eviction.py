@@ -139,7 +139,7 @@ class LRU:
             self._pack()
         end = self._tail + len(blocks)
         self._queue[self._tail : end] = blocks
-        self._stamp[blocks] = np.arange(self._tail, end, dtype=np.int32)
+        self._stamp[blocks.astype(np.int64)] = np.arange(self._tail, end, dtype=np.int32)
         self._tail = end
         self._count += len(blocks)
 
@@ -151,7 +151,7 @@ class LRU:
         blocks : array of int32
             Distinct cached blocks.
         """
-        self._stamp[blocks] = -1
+        self._stamp[blocks.astype(np.int64)] = -1
         self._count -= len(blocks)
 
     drop = revive
@@ -174,7 +174,7 @@ class LRU:
         while True:
             window = self._queue[self._head : min(self._head + span, self._tail)]
             places = np.arange(self._head, self._head + len(window), dtype=np.int32)
-            live = self._stamp[window] == places
+            live = self._stamp.take(window) == places
             if n and not live[0]:
                 stale = int(live.argmax()) or len(live)
                 self._head += stale

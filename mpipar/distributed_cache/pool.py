@@ -325,9 +325,10 @@ class BlockPool:
         for rule, broken in broken_rules(self, self._stack[: self._n_free], tables).items():
             if broken.any():
                 block = int(broken.argmax())
+                state = (*STATES, "in no state")[min(self.state[block], len(STATES))]
                 raise CacheError(
                     f"{int(broken.sum())} of {self.n_blocks} blocks: {rule}; first: block {block}, "
-                    f"{STATES[self.state[block]]}, {self.references[block]} holders"
+                    f"{state}, {self.references[block]} holders"
                 )
 
     def _take(self, n: int, state: int) -> Blocks:

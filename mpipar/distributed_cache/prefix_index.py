@@ -74,6 +74,7 @@ class PrefixIndex:
         n_buckets = 1 << max(pool.n_blocks - 1, 1).bit_length()
         self._mask = np.uint64(n_buckets - 1)
         self._table: Blocks = np.full((n_buckets, _WAYS), -1, np.int32)
+        self._places = self._table.reshape(-1)
         self._spill: dict[int, int] = {}
         self._tokens: NDArray[np.int32] | None = None
         pool.listeners.append(self)
@@ -141,17 +142,20 @@ class PrefixIndex:
         blocks : array of int32
             Blocks whose digests are in the pool.
         """
-        low = self.pool.digest[blocks, 0]
+        low = self.pool.digest[:, 0][blocks]
         while blocks.size:
-            bucket = (low & self._mask).astype(np.int64)
-            empty = self._table[bucket] < 0
-            way = empty.argmax(axis=1)
-            room = empty[np.arange(len(way)), way]
-            self._table[bucket[room], way[room]] = blocks[room]
-            for key, block in zip(low[~room].tolist(), blocks[~room].tolist(), strict=True):
-                self._spill[key] = block
+            bucket = (low & self._mask).view(np.int64)
+            rows = self._table.take(bucket, axis=0)
+            way = (rows < 0).argmax(axis=1)
+            place = bucket * _WAYS + way
+            room = self._places[place] < 0
+            if np.count_nonzero(room) < len(room):
+                keys, over = low[~room].tolist(), blocks[~room].tolist()
+                self._spill.update(zip(keys, over, strict=True))
+                blocks, low, place = blocks[room], low[room], place[room]
+            self._places[place] = blocks
             # two digests of one call may have chosen the same place: the losers go again
-            lost = room & (self._table[bucket, way] != blocks)
+            lost = self._places[place] != blocks
             blocks, low = blocks[lost], low[lost]
 
     def removed(self, blocks: Blocks) -> None:
@@ -162,13 +166,15 @@ class PrefixIndex:
         blocks : array of int32
             Blocks whose digests are still in the pool.
         """
-        low = self.pool.digest[blocks, 0]
-        bucket = (low & self._mask).astype(np.int64)
-        here = self._table[bucket] == blocks[:, None]
-        row, way = np.nonzero(here)
-        self._table[bucket[row], way] = -1
-        if len(row) < len(blocks):
-            for key in low[~here.any(axis=1)].tolist():
+        low = self.pool.digest[:, 0][blocks]
+        bucket = (low & self._mask).view(np.int64)
+        rows = self._table.take(bucket, axis=0)
+        found = (rows == blocks.astype(np.int32)[:, None]).ravel().nonzero()[0]
+        self._places[bucket[found // _WAYS] * _WAYS + found % _WAYS] = -1
+        if len(found) < len(blocks):
+            spilt = np.ones(len(blocks), np.bool_)
+            spilt[found // _WAYS] = False
+            for key in low[spilt].tolist():
                 del self._spill[key]
 
     def check(self) -> None:
