@@ -178,7 +178,7 @@ def save_gantt(records: Sequence[Record], path: str | Path, step: int | None = N
     last = steps[-2:][0] if steps else 0
     shown = [r for r in records if r.step == (last if step is None else step)]
     ranks = sorted({r.rank for r in shown})
-    figure = _figure(shown, (10, 1.2 + 0.5 * len(ranks)))
+    figure = _figure(shown, (10, 1.6 + 0.5 * len(ranks)))
     axes = figure.subplots()
     first = min(r.start_s for r in shown)
     kinds = sorted({"communication" if r.is_call else r.op for r in shown})
@@ -196,7 +196,7 @@ def save_gantt(records: Sequence[Record], path: str | Path, step: int | None = N
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
     axes.set_xlabel("time (ms)")
-    axes.legend(ncols=len(kinds), loc="upper left", bbox_to_anchor=(0, 1.25), frameon=False)
+    figure.legend(ncols=4, loc="outside upper left", frameon=False)
     figure.savefig(path, dpi=120)
 
 
