@@ -28,8 +28,10 @@ class State(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-
-_ENDS = (State.COMPLETE, State.FAILED, State.CANCELLED)
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing comes after it."""
+        return self in (State.COMPLETE, State.FAILED, State.CANCELLED)
 
 
 @dataclass(eq=False)
@@ -83,7 +85,7 @@ class Transfer:
     @property
     def is_over(self) -> bool:
         """Whether it has ended."""
-        return self.state in _ENDS
+        return self.state.is_end
 
     def end(self, state: State, reason: str = "") -> None:
         """Come to an end, once.

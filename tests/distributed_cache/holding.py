@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from mpipar.distributed_cache.prefix_index import PrefixIndex
 from mpipar.distributed_cache.sequences import PagedSequences
 from mpipar.distributed_cache.storage import CacheStorage
 from mpipar.distributed_cache.transfer import Transfer
+from mpipar.errors import RankFailed
 
 
 def content(layout: CacheLayout, digest: np.ndarray) -> np.ndarray:
@@ -83,13 +85,14 @@ class CacheRank:
             )
         self.index.check()
 
-    def until(self, done: Callable[[], bool], n_turns: int = 100_000) -> None:
+    def until(self, done: Callable[[], bool], limit_s: float = 30.0) -> None:
         """Make progress until something holds."""
-        for _ in range(n_turns):
-            if done():
-                return
+        stop = time.monotonic() + limit_s
+        while not done():
             self.engine.progress()
-        raise AssertionError("no progress")
+            if getattr(getattr(self.comm, "_state", None), "failed", None):
+                raise RankFailed("a peer on a thread has failed")
+            assert time.monotonic() < stop, "no progress"
 
     def meet(self) -> None:
         """A barrier during which peers are answered."""

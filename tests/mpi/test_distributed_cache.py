@@ -3,6 +3,9 @@
 from tests.distributed_cache.test_founding import (  # noqa: F401
     test_events_travel_and_a_flush_ends_what_was_before,
 )
+from tests.distributed_cache.test_model_based import (  # noqa: F401
+    test_programs_on_a_fabric_that_loses_nothing,
+)
 from tests.distributed_cache.test_plans import *  # noqa: F403
 from tests.distributed_cache.test_transfer import (  # noqa: F401
     test_a_cancelled_transfer_leaves_nothing_on_either_side,
