@@ -19,12 +19,15 @@ from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.kv_objects import LeanPool, ObjectPool, object_hashes
+from mpipar.distributed_cache.directory import PrefixDirectory, PrefixLog
+from mpipar.distributed_cache.eviction import LRU
 from mpipar.distributed_cache.hashing import Chain, chain_of
 from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import PrefixIndex
@@ -36,7 +39,8 @@ from mpipar.distributed_cache.replay import (
     read_trace,
     replay,
 )
-from mpipar.distributed_cache.router import Router
+from mpipar.distributed_cache.retention import Retention
+from mpipar.distributed_cache.router import Router, RouterKind
 
 BULK = 256
 N_BLOCKS = 16_384
@@ -180,20 +184,20 @@ def policies(requests: list[Request], capacities: list[int]) -> None:
     total = sum(len(request.blocks) for request in requests)
     made = [id_chain(request.blocks) for request in requests]
     for capacity in capacities:
-        cache = ReplayCache(capacity)
-        start = time.perf_counter()
-        hits = sum(cache.serve(chain) for chain in made)
-        seconds = time.perf_counter() - start
-        oracle = farthest_next_use(requests, capacity)
-        print(
-            f"{capacity:7,} blocks: LRU {hits:7,} ({hits / total:.4f}, {seconds:.1f} s), "
-            f"farthest next use {oracle:7,} ({oracle / total:.4f})"
-        )
+        print(f"{capacity:,} blocks")
+        for policy in (LRU, Retention):
+            cache = ReplayCache(capacity, policy)
+            start = time.perf_counter()
+            hits = sum(cache.serve(chain) for chain in made)
+            seconds = time.perf_counter() - start
+            print(f"  {policy.__name__:18} {hits:8,}  {hits / total:.4f}  {seconds:.1f} s")
+        hits = farthest_next_use(requests, capacity)
+        print(f"  {'farthest next use':18} {hits:8,}  {hits / total:.4f}")
 
 
 def routes(requests: list[Request], n_ranks: int, capacity: int) -> None:
     """Hits and balance of each routing rule."""
-    for kind in ("round robin", "longest prefix", "cost"):
+    for kind in get_args(RouterKind):
         caches = [ReplayCache(capacity) for _ in range(n_ranks)]
         start = time.perf_counter()
         result = replay(requests, caches, Router(n_ranks, kind))
@@ -204,12 +208,66 @@ def routes(requests: list[Request], n_ranks: int, capacity: int) -> None:
         )
 
 
+class Teller:
+    """Writes what a pool gains and loses into its rank's log."""
+
+    def __init__(self, pool: BlockPool, log: PrefixLog) -> None:
+        self.pool, self.log = pool, log
+        pool.listeners.append(self)
+
+    def stored(self, blocks: np.ndarray) -> None:
+        """Blocks carry a hash now."""
+        self.log.add(names(self.pool.digest[blocks]))
+
+    def removed(self, blocks: np.ndarray) -> None:
+        """Blocks lose their hash."""
+        self.log.remove(names(self.pool.digest[blocks]))
+
+
+def names(digests: np.ndarray) -> list[bytes]:
+    """Digests as bytes."""
+    text = digests.tobytes()
+    return [text[at : at + 16] for at in range(0, len(text), 16)]
+
+
+def directory(requests: list[Request], n_ranks: int, capacity: int, every: int) -> None:
+    """Route by a directory that hears of changes after every so many requests."""
+    caches = [ReplayCache(capacity) for _ in range(n_ranks)]
+    logs = [PrefixLog(rank) for rank in range(n_ranks)]
+    for cache, log in zip(caches, logs, strict=True):
+        Teller(cache.pool, log)
+    known, router = PrefixDirectory(n_ranks), Router(n_ranks)
+    hits = n_events = 0
+    spent = {"apply": 0.0, "look-up": 0.0}
+    begin = time.perf_counter()
+    for number, request in enumerate(requests):
+        chain = id_chain(request.blocks)
+        start = time.perf_counter()
+        lengths = known.lengths(names(chain.digests))
+        spent["look-up"] += time.perf_counter() - start
+        chosen = router.choose([len(chain) - length for length in lengths], request.time_ms)
+        hits += caches[chosen].serve(chain)
+        if number % every == 0:
+            batches = [b for log in logs for b in log.since(*known.position(log.owner))]
+            start = time.perf_counter()
+            for batch in batches:
+                known.apply(batch)
+            spent["apply"] += time.perf_counter() - start
+            n_events += sum(len(batch.events) for batch in batches)
+    seconds = time.perf_counter() - begin
+    print(
+        f"directory of {n_ranks} ranks, told every {every:3} requests: {hits:,} hits; "
+        f"{n_events:,} events applied at {n_events / spent['apply'] / 1e6:.2f} M/s, "
+        f"{1e6 * spent['look-up'] / len(requests):.0f} us a look-up, {seconds:.1f} s in all"
+    )
+
+
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", help="a trace as JSON lines; the tests' one if left out")
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--only", choices=("speed", "memory", "policies", "routes"))
+    parser.add_argument("--only", choices=("speed", "memory", "policies", "routes", "directory"))
     given = parser.parse_args()
     if given.only in (None, "speed"):
         speed(given.rounds)
@@ -222,6 +280,9 @@ def main() -> None:
         policies(requests, [1_000, 3_000, 5_000, 10_000, 30_000, 50_000])
     if given.only in (None, "routes"):
         routes(requests, 8, 5_859)
+    if given.only in (None, "directory"):
+        for every in (1, 10, 100):
+            directory(requests, 8, 5_859, every)
 
 
 if __name__ == "__main__":
