@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -18,12 +19,33 @@ from mpipar.nn.array import Array, namespace
 from mpipar.tensor_parallel.parameter import ShardedParameter, check_heads
 
 
+class Attend(Protocol):
+    """Attention over keys and values that lie elsewhere, one new token in each row."""
+
+    positions: Array
+
+    def __call__(self, layer: str, q: Array, k: Array, v: Array, out: Array) -> None:
+        """Keep the new keys and values, and attend to all up to each token's position.
+
+        Parameters
+        ----------
+        layer : str
+            Prefix of the layer's names.
+        q, k, v : Array
+            Shape ``(tokens, heads, 1, head_width)``.
+        out : Array
+            Shape of `q`.
+        """
+
+
 class Attention(Residual):
     """Pre-norm causal self-attention with its residual connection."""
 
     norm = "ln1"
     closing = "proj"
     grad_inner = "grad_qkv"
+    attend: Attend | None = None
+    """Replaces attention within the row, in generation."""
 
     def _shards(self) -> dict[str, ShardedParameter]:
         c = self.config
@@ -57,6 +79,9 @@ class Attention(Residual):
         self._rotate(qkv, nn.rotary)
         attended = self._like(h, self._n_heads[0] * self.config.head_width)
         q, k, v = self._split(qkv)
+        if self.attend is not None:
+            self.attend(self.prefix, q, k, v, self._heads(attended))
+            return attended
         _, saved["lse"] = nn.causal_attention(q, k, v, out=self._heads(attended))
         return attended
 

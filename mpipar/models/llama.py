@@ -29,6 +29,9 @@ class RotaryAttention(Attention):
     def _tables(self, like: Array, n: int) -> tuple[Array, Array]:
         """Cosines and sines of positions 0 to `n`, computed once for all layers and steps."""
         c = self.config
+        if self.attend is not None:
+            places = self.attend.positions[:, None]
+            return nn.rotary_tables(like, places, c.head_width, c.rope_base)
 
         def make() -> tuple[Array, Array]:
             return nn.rotary_tables(like, arange_like(like, n), c.head_width, c.rope_base)
