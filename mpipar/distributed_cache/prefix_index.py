@@ -13,6 +13,7 @@ from mpipar.distributed_cache.pool import BlockPool
 from mpipar.errors import CacheError
 
 _WAYS = 4
+_HALF = np.uint64(32)
 
 
 class Index(Protocol):
@@ -71,9 +72,8 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool, *, verify: bool = False) -> None:
         self.pool = pool
         self.verify = verify
-        n_buckets = 1 << max(pool.n_blocks - 1, 1).bit_length()
-        self._mask = np.uint64(n_buckets - 1)
-        self._table: Blocks = np.full((n_buckets, _WAYS), -1, np.int32)
+        self._n_buckets = np.uint64(pool.n_blocks)
+        self._table: Blocks = np.full((pool.n_blocks, _WAYS), -1, np.int32)
         self._places = self._table.reshape(-1)
         self._spill: dict[int, int] = {}
         self._tokens: NDArray[np.int32] | None = None
@@ -144,7 +144,7 @@ class PrefixIndex:
         """
         low = self.pool.digest[:, 0][blocks]
         while blocks.size:
-            bucket = (low & self._mask).view(np.int64)
+            bucket = self._bucket(low)
             rows = self._table.take(bucket, axis=0)
             way = (rows < 0).argmax(axis=1)
             place = bucket * _WAYS + way
@@ -167,7 +167,7 @@ class PrefixIndex:
             Blocks whose digests are still in the pool.
         """
         low = self.pool.digest[:, 0][blocks]
-        bucket = (low & self._mask).view(np.int64)
+        bucket = self._bucket(low)
         rows = self._table.take(bucket, axis=0)
         found = (rows == blocks.astype(np.int32)[:, None]).ravel().nonzero()[0]
         self._places[bucket[found // _WAYS] * _WAYS + found % _WAYS] = -1
@@ -190,11 +190,15 @@ class PrefixIndex:
         if not np.array_equal(mapped, hashed):
             raise CacheError(f"{len(mapped)} blocks in the index, {len(hashed)} with a hash")
 
+    def _bucket(self, low: NDArray[np.uint64]) -> NDArray[np.int64]:
+        # the upper half as a fraction of 2**32, times the number of buckets: no power of two needed
+        return ((low >> _HALF) * self._n_buckets >> _HALF).view(np.int64)
+
     def _find(self, digests: NDArray[np.uint64]) -> Blocks:
         """Blocks of the leading digests that are present."""
         n = len(digests)
         low = digests[:, 0]
-        rows = self._table.take((low & self._mask).view(np.int64), axis=0)
+        rows = self._table.take(self._bucket(low), axis=0)
         # an empty place (-1) names the pool's last row, which equals no digest
         hit = self.pool.digests[:, 0][rows.astype(np.intp)] == low[:, None]
         places = hit.ravel().nonzero()[0]
