@@ -48,6 +48,7 @@ ROOMS = {
     "mpipar.topology": "machines and the cost of collectives",
     "mpipar.report": "what may be published",
     "mpipar.train": "the training job",
+    "mpipar.generate": "text over a paged cache",
     "mpipar.errors": "errors",
 }
 

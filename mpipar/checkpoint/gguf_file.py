@@ -39,12 +39,7 @@ def open_gguf(path: Path) -> Pretrained:
     CheckpointError
         If the file is damaged, holds another kind of model, or `gguf` is not installed.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise CheckpointError(
-            f"{path}: reading GGUF needs the gguf package; pip install 'mpipar[gguf]'"
-        ) from None
+    gguf = _package(path)
     try:
         reader = gguf.GGUFReader(path)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -62,7 +57,7 @@ def open_gguf(path: Path) -> Pretrained:
         tensor = tensors[name]
         rows, *columns = at or (slice(None),)
         try:  # rows are quantised each for itself
-            found = gguf.dequantize(tensor.data[rows], tensor.tensor_type)
+            found: Array = gguf.dequantize(tensor.data[rows], tensor.tensor_type)
             return found[:, columns[0]] if columns else found
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
@@ -70,6 +65,46 @@ def open_gguf(path: Path) -> Pretrained:
             ) from None
 
     return Pretrained(path, config, names_for(config, gguf=True), tensors, fetch)
+
+
+def read_fields(path: Path, prefix: str) -> dict[str, Any]:
+    """Metadata of a GGUF file, such as that of its tokenizer. Local.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    prefix : str
+        Of the names that are wanted.
+
+    Returns
+    -------
+    dict
+        By name without the prefix.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged, or `gguf` is not installed.
+    """
+    gguf = _package(path)
+    try:
+        fields = gguf.GGUFReader(path).fields
+        return {
+            n.removeprefix(prefix): f.contents() for n, f in fields.items() if n.startswith(prefix)
+        }
+    except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is damaged or no GGUF file: {error}") from None
+
+
+def _package(path: Path) -> Any:
+    try:
+        import gguf
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: reading GGUF needs the gguf package; pip install 'mpipar[gguf]'"
+        ) from None
+    return gguf
 
 
 def _config(facts: Mapping[str, Any], path: Path, tensors: Mapping[str, Any]) -> ModelConfig:

@@ -34,6 +34,7 @@ BLOCKED: Final = 4
 # name -> (module, one line of help)
 VERBS: Final = {
     "train": ("mpipar.cli.train", "train a byte-level GPT, data-parallel over the ranks"),
+    "generate": ("mpipar.cli.generate", "text from a model, over a paged cache"),
     "run": ("mpipar.cli.run", "start a verb or any program on N ranks with the right launcher"),
     "test": ("mpipar.cli.test", "run pytest; with `mpipar run -n N test` on N ranks"),
     "job": ("mpipar.cli.job", "print the Slurm script of a run"),

@@ -6,6 +6,16 @@ of them. Every rank takes the same decisions; the last stage's choice of tokens 
 
 from mpipar.generate.decoder import Decoder, Span
 from mpipar.generate.generator import Figures, Generator
+from mpipar.generate.load import Source, build_decoder, open_source
 from mpipar.generate.sampling import Sampling
 
-__all__ = ["Decoder", "Figures", "Generator", "Sampling", "Span"]
+__all__ = [
+    "Decoder",
+    "Figures",
+    "Generator",
+    "Sampling",
+    "Source",
+    "Span",
+    "build_decoder",
+    "open_source",
+]

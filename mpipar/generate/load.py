@@ -1,0 +1,130 @@
+"""A model for generation: opened once, and each rank's share of it read where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpipar import checkpoint
+from mpipar.comm import IdentityCommunicator
+from mpipar.errors import CheckpointError
+from mpipar.generate.decoder import Decoder
+from mpipar.generate.tokenizer import Bytes, Tokenizer, open_tokenizer
+from mpipar.mesh import Mesh
+from mpipar.models import ModelConfig, build_model
+from mpipar.models.stage import ModelStage
+from mpipar.train.recipe import load_recipe
+from mpipar.train.run_folder import RECIPE
+from mpipar.units.remainder import spread_range
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk.
+
+    Parameters
+    ----------
+    path : Path
+        Where.
+    config : ModelConfig
+        Its shape.
+    tokenizer : Tokenizer
+        Its own.
+    """
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    def read(
+        self, names: Iterable[str], extents: Mapping[str, checkpoint.Extent]
+    ) -> dict[str, Array]:
+        """Read some parameters, or parts of them, as float32. Local.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which.
+        extents : mapping of str to Extent
+            Which parts of some of them.
+
+        Returns
+        -------
+        dict of str to ndarray
+            By name.
+        """
+        if not (self.path / RECIPE).is_file():
+            return checkpoint.open_pretrained(self.path).load(names, np.float32, extents)
+        place = checkpoint.newest(IdentityCommunicator(), self.path / "checkpoints")
+        if place is None:
+            raise CheckpointError(f"no complete checkpoint in {self.path}")
+        found, _ = checkpoint.load(place, names, extents)
+        return {name: array.astype(np.float32, copy=False) for name, array in found.items()}
+
+
+def open_source(path: Path) -> Source:
+    """Look at a run folder of `mpipar train`, a Hugging Face folder, or a GGUF file. Local.
+
+    Parameters
+    ----------
+    path : Path
+        Which.
+
+    Returns
+    -------
+    Source
+        Nothing large is read yet.
+
+    Raises
+    ------
+    CheckpointError
+        If it is none of them, or its tokenizer cannot be read.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if (path / RECIPE).is_file():
+        recipe = load_recipe(path / RECIPE)
+        if recipe.model.vocabulary < 256:
+            raise CheckpointError(f"{path} was trained on tokens of its own: no tokenizer is known")
+        return Source(path, recipe.model, Bytes())
+    config = checkpoint.open_pretrained(path).config
+    return Source(path, config, open_tokenizer(path))
+
+
+def build_decoder(mesh: Mesh, source: Source, n_blocks: int, block_size: int = 16) -> Decoder:
+    """This rank's layers and heads of a model, with an empty cache. Collective over the mesh.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Degrees tp and pp; replicas along dp are independent.
+    source : Source
+        The model.
+    n_blocks, block_size : int
+        Of the cache.
+
+    Returns
+    -------
+    Decoder
+        Holds the parameters of its own stage and shards only.
+    """
+    tp, pp = mesh.comm("tp"), mesh.comm("pp")
+    model = build_model(source.config, tp)
+    layers = range(*spread_range(source.config.n_layers, pp.size, pp.rank))
+    stage = ModelStage(model, layers, pp.rank == 0, pp.rank == pp.size - 1)
+    names = stage.names()
+    held = {name: checkpoint.Extent.of(model.shards[name], tp.rank) for name in names}
+    extents = {name: extent for name, extent in held.items() if extent is not None}
+    parameters = {}
+    for name, found in source.read(names, extents).items():
+        whole = parameters[name] = np.zeros(model.shards[name].local_shape, np.float32)
+        target = whole if name not in extents else whole[extents[name].at()]
+        target[...] = found
+    return Decoder(model, parameters, n_blocks, block_size, pp if pp.size > 1 else None)
