@@ -20,7 +20,8 @@ from mpipar.distributed_cache.eviction import Blocks
 
 _N_BINS = 24  # ages of n_blocks / 16 up to 180 n_blocks, each bin 1.41 times as far
 _SHARED = 16  # a prefix with so many uses is a common prompt and says nothing of what follows it
-_SCOUTS = 16  # one release in so many, up to an eighth of the pool, is kept four windows long
+_SCOUTS = 16  # one release in so many, up to so small a part of the pool, is kept longer
+_FAR = 4  # windows, or pools, as long
 
 
 class Retention:
@@ -46,6 +47,7 @@ class Retention:
         self._born = np.full(n_blocks, -1, np.int64)  # -1: not cached
         self._place = np.zeros(n_blocks, np.int32)  # from the tail, among those released with it
         self._uses = np.full(n_blocks, -1, np.int32)  # -1: not known yet
+        self._is_new = np.zeros(n_blocks, np.bool_)  # not used again yet
         self._is_scout = np.zeros(n_blocks, np.bool_)
         self._hits = np.zeros(_N_BINS)
         self._ends = np.zeros(_N_BINS)
@@ -71,12 +73,13 @@ class Retention:
         is_new = self._uses[ids] < 0
         uses = int(self._uses[ids[is_new.argmin()]]) if not is_new.all() else 0
         self._uses[ids[is_new]] = uses if uses < _SHARED else 0
+        self._is_new[ids[is_new]] = True
         self._now += len(ids)
         self._count += len(ids)
         self._born[ids] = self._now
         self._place[ids] = np.arange(len(ids))
         self._n_calls += 1
-        if self._n_calls % _SCOUTS == 0 and 8 * self._n_scouts < self._n_blocks:
+        if self._n_calls % _SCOUTS == 0 and _SCOUTS * self._n_scouts < self._n_blocks:
             self._n_scouts += len(ids) - int(np.count_nonzero(self._is_scout[ids]))
             self._is_scout[ids] = True
         if self._now >= self._learn_at:
@@ -92,6 +95,7 @@ class Retention:
         """
         ids = blocks.astype(np.int64)
         self._see(self._hits, ids)
+        self._is_new[ids] = False
         self._uses[ids] += 1
         self._born[ids] = -1
         self._count -= len(ids)
@@ -130,7 +134,7 @@ class Retention:
             cached = np.flatnonzero(self._born >= 0)
             age = self._now - self._born[cached]
             scout = self._is_scout[cached]
-            expired = age > np.where(scout, 4 * self.window, self.window)
+            expired = age > np.where(scout, _FAR * max(self.window, self._n_blocks), self.window)
             rank = np.where(expired, -1, self._uses[cached] + scout * (1 << 30))
             order = np.lexsort((self._place[cached], np.where(expired, -age, age), rank))
             ready = cached[order[: max(n, self._n_blocks // 64)]]
@@ -142,8 +146,8 @@ class Retention:
     # -- inside ---------------------------------------------------------------------------------
 
     def _see(self, counts: NDArray[np.float64], ids: NDArray[np.int64]) -> None:
-        """Count the ages of blocks that are no common prompts."""
-        ids = ids[self._uses[ids] < _SHARED]
+        """Count the ages of blocks before their first reuse; a common prompt would hide them."""
+        ids = ids[self._is_new[ids]]
         bins = np.searchsorted(self._edges, self._now - self._born[ids])
         counts += np.bincount(np.minimum(bins, _N_BINS - 1), minlength=_N_BINS)
 
