@@ -20,6 +20,7 @@ from mpipar.distributed_cache.layout import (
 from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import Index, PrefixIndex
 from mpipar.distributed_cache.radix import RadixIndex
+from mpipar.distributed_cache.retention import Retention
 from mpipar.distributed_cache.router import Router
 from mpipar.distributed_cache.sequences import PagedSequences, Sequence
 from mpipar.distributed_cache.status import BlockName
@@ -60,6 +61,7 @@ __all__ = [
     "PrefixIndex",
     "PrefixLog",
     "RadixIndex",
+    "Retention",
     "Router",
     "Sequence",
     "State",

@@ -166,7 +166,8 @@ class PrefixLog:
         limit = max(1, limit)
         oldest = self.sequence - len(self._ring)
         if epoch == self.epoch and oldest <= sequence <= self.sequence:
-            missing = tuple(islice(self._ring, sequence - oldest, None))
+            newest = islice(reversed(self._ring), self.sequence - sequence)  # few of many
+            missing = tuple(newest)[::-1]
             return [
                 Batch(self.owner, epoch, sequence + at, sequence + at + len(run), 0, 0, run)
                 for at in range(0, max(1, len(missing)), limit)

@@ -263,5 +263,9 @@ def run_program(
     program.meet()  # nobody asks for more
     program.engine.publish()
     program.meet()
+    if comm.size > 1:  # on a fabric that loses nothing every fetch that is left alone arrives
+        last = program.bring([(comm.rank + 1) % comm.size], program.prompts[0])
+        assert last.state is State.COMPLETE, last.reason
+        program.ends[State.COMPLETE] = program.ends.get(State.COMPLETE, 0) + 1
     program.leave()
     return {"ends": program.ends, "n_fetched": program.n_fetched, "faults": counts}

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpipar.distributed_cache.eviction import LRU, EvictionPolicy
 from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.prefix_index import PrefixIndex
 from mpipar.distributed_cache.radix import RadixIndex
+from mpipar.distributed_cache.retention import Retention
 from mpipar.distributed_cache.sequences import PagedSequences, Sequence
 from mpipar.errors import CacheError, CountOutOfRange, EmptyInput
 
 KINDS = ("digests", "digests and tokens", "tree")
 
 
-def paged(n_blocks: int, block_size: int, kind: str = "digests") -> PagedSequences:
+def paged(
+    n_blocks: int,
+    block_size: int,
+    kind: str = "digests",
+    policy: Callable[[int], EvictionPolicy] | None = None,
+) -> PagedSequences:
     """Sequences over a new pool with one of the indices."""
-    pool = BlockPool(n_blocks)
+    pool = BlockPool(n_blocks, policy=policy)
     index = RadixIndex(pool) if kind == "tree" else PrefixIndex(pool, verify="and" in kind)
     return PagedSequences(pool, block_size, index=index)
 
@@ -32,9 +40,16 @@ class Program:
     blocks that a prompt must hit are known without digests: full hashed blocks by last id.
     """
 
-    def __init__(self, seed: int, n_blocks: int, block_size: int, kind: str) -> None:
+    def __init__(
+        self,
+        seed: int,
+        n_blocks: int,
+        block_size: int,
+        kind: str,
+        policy: Callable[[int], EvictionPolicy] | None = None,
+    ) -> None:
         self.random = random.Random(seed)
-        self.paged = paged(n_blocks, block_size, kind)
+        self.paged = paged(n_blocks, block_size, kind, policy)
         self.size = block_size
         self.store = np.zeros((n_blocks, block_size), np.int64)
         self.ids: dict[Sequence, list[int]] = {}
@@ -174,12 +189,18 @@ def run(program: Program, n_steps: int, every: int) -> Program:
     return program
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.integers(6, 60), st.integers(1, 5), st.sampled_from(KINDS))
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(6, 60),
+    st.integers(1, 5),
+    st.sampled_from(KINDS),
+    st.sampled_from([LRU, Retention]),
+)
 def test_programs_read_their_own_data_and_leak_nothing(
-    seed: int, n_blocks: int, block_size: int, kind: str
+    seed: int, n_blocks: int, block_size: int, kind: str, policy: Callable[[int], EvictionPolicy]
 ) -> None:
-    run(Program(seed, n_blocks, block_size, kind), 120, every=1)
+    run(Program(seed, n_blocks, block_size, kind, policy), 120, every=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
