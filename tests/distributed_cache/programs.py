@@ -264,7 +264,8 @@ def run_program(
     program.engine.publish()
     program.meet()
     if comm.size > 1:  # on a fabric that loses nothing every fetch that is left alone arrives
-        last = program.bring([(comm.rank + 1) % comm.size], program.prompts[0])
+        tokens = program.learn(program.prompts[0])
+        last = program.bring([(comm.rank + 1) % comm.size], tokens)
         assert last.state is State.COMPLETE, last.reason
         program.ends[State.COMPLETE] = program.ends.get(State.COMPLETE, 0) + 1
     program.leave()
