@@ -184,6 +184,15 @@ def test_the_bench_script_finds_two_nodes_and_measures(slurm: Cluster, place: Pa
     assert "all_reduce" in said
 
 
+def test_the_generating_script_continues_the_prompts_of_a_file(slurm: Cluster, place: Path) -> None:
+    alone()
+    Path("prompts.txt").write_text("one\ntwo\nthree\n")
+    words = ["generate.sbatch", "alone", "prompts.txt", "--tp", "2", "--max-tokens", "4"]
+    said = finish(slurm, submit(slurm, *words))
+    assert [said.count(f"--- {i}\n") for i in range(4)] == [1, 1, 1, 0]
+    assert "prompt tokens" in said
+
+
 def progress(folder: str) -> int:
     """Steps that a run has written down."""
     return len(losses(folder)) if Path(folder, "metrics.jsonl").exists() else 0
