@@ -16,6 +16,7 @@ from mpipar.distributed_cache.pool import BlockPool
 from mpipar.distributed_cache.replay import ReplayCache, id_chain
 from mpipar.distributed_cache.retention import Retention
 from mpipar.errors import CacheError
+from tests.distributed_cache.test_replay import conversation
 
 Policy = Callable[[int], EvictionPolicy]
 POLICIES = pytest.mark.parametrize("policy", [LRU, Retention])
@@ -157,3 +158,16 @@ def test_the_window_is_that_of_the_reuse() -> None:
             policy.drop(block)
     # 80 releases later: up to 1.41 times as far by the bins, and twice that at the edge of view
     assert 80 <= policy.window <= 2 * 80 * 1.42
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capacity", "least", "gain"),
+    [(1_000, 12_847, 1.15), (3_000, 18_850, 1.35), (10_000, 61_046, 0.95), (50_000, 102_290, 0.99)],
+)
+def test_the_recorded_conversations_in_pools_that_are_small_and_large(
+    capacity: int, least: int, gain: float
+) -> None:
+    one = ReplayCache(capacity, Retention)
+    assert sum(one.serve(id_chain(request.blocks)) for request in conversation()) > gain * least
+    one.pool.check([])
