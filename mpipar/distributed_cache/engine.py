@@ -128,12 +128,14 @@ class TransferEngine:
         """
         if self.rank in group:
             raise LayoutError(f"rank {self.rank} cannot fetch from itself; group {list(group)}")
+        turn = self.rank % max(1, len(group))  # replicas of a shard share the readers
+        group = (*group[turn:], *group[:turn])
         layouts = [self.layouts[rank] for rank in group]
         pieces = plan_transfer(layouts, [self.storage.layout], (0, 0))
         n = min(len(chain), self.mail.room // 16)
         blocks = self._holding.reserve(n)
         self._number += 1
-        transfer = Transfer(self._number, tuple(group), chain[: len(blocks)], blocks, waits)
+        transfer = Transfer(self._number, group, chain[: len(blocks)], blocks, waits)
         transfer.pieces, transfer.touched = pieces, self._clock()
         self._live[transfer.number] = transfer
         self._want(transfer)
@@ -209,6 +211,11 @@ class TransferEngine:
         """Cancel everything and drain what is on its way, on all ranks. Collective."""
         self._drop_all()
         self.mail.close()
+
+    @property
+    def n_bytes_asked(self) -> int:
+        """Bytes of data that were asked for and are not here yet."""
+        return self._open_bytes
 
     @property
     def n_pinned(self) -> int:

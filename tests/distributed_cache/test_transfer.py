@@ -69,6 +69,42 @@ def test_two_heads_to_two_stages(comm: Communicator) -> None:
     rank.leave()
 
 
+@pytest.mark.ranks(2, 3)
+def test_bytes_in_flight_are_bounded_over_all_transfers(comm: Communicator) -> None:
+    rank = small(comm)
+    if comm.rank == 0:
+        rank.compute(PROMPT)
+    rank.meet()
+    most = 0
+    if comm.rank:
+        both = [rank.engine.fetch([0], rank.chain(PROMPT)) for _ in range(2)]
+        while not all(transfer.is_over for transfer in both):
+            rank.engine.progress()
+            most = max(most, rank.engine.n_bytes_asked)
+            assert rank.engine.mail.n_waiting(0) * 700 <= 1500 + 700
+        assert [transfer.n_blocks for transfer in both] == [7, 7]
+        assert 600 < most <= 1500
+        assert rank.engine.n_bytes_asked == 0
+        assert rank.pool.n_cached == 7  # the same blocks twice are kept once
+    rank.leave()
+
+
+@pytest.mark.ranks(3, 4)
+def test_replicas_of_a_shard_share_the_readers(comm: Communicator) -> None:
+    rank = small(comm)
+    n_readers = comm.size - 2
+    if comm.rank < 2:
+        rank.compute(PROMPT)
+    rank.meet()
+    found = []
+    if comm.rank >= 2:
+        found = rank.bring([0, 1], PROMPT).sources
+        assert rank.verified(rank.chain(PROMPT)) == 7
+    rank.meet()
+    assert [x for s in comm.all_gather_json(found) for x in s] == [0, 1][:n_readers]
+    rank.leave()
+
+
 @pytest.mark.ranks(3)
 def test_a_group_agrees_on_the_length_before_it_accepts(comm: Communicator) -> None:
     rank = small(comm)
