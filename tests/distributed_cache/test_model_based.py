@@ -117,8 +117,8 @@ def test_planted_faults_are_caught(plant: Any, monkeypatch: pytest.MonkeyPatch) 
     else:
         monkeypatch.setattr("tests.distributed_cache.holding.TransferEngine", plant)
     caught = 0
-    for seed in range(3):
-        world = ThreadWorld(3, seed=seed, deadline_s=20)
+    for seed in range(20):
+        world = ThreadWorld(3, seed=seed, deadline_s=20, synchronous_sends=False, node_size=0)
         try:
             world.run(run_program, seed, 120, True, 16, kind)
         except (AssertionError, ParallelismError):
