@@ -39,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the draws; the same text at any degree")
     add("--block-size", type=int, default=16, help="tokens of a cache block (default 16)")
     add("--cache-mib", type=int, default=512, help="of this rank's cache at most (default 512)")
+    add("--weights", choices=("float32", "stored"), default="float32",
+        help="stored: matrices stay as a GGUF file holds them until they are used")  # fmt: skip
     add("--no-sharing", action="store_true", help="compute equal prefixes again")
 
 
@@ -68,7 +70,8 @@ def main(arguments: argparse.Namespace) -> int:
         prompts = [source.tokenizer.encode(text) for text in texts]
         mine = list(range(len(prompts)))[mesh.coordinate["dp"] :: mesh.degree("dp")]
         n_blocks = _n_blocks(arguments, source, [prompts[i] for i in mine] or [[0]])
-        decoder = build_decoder(mesh, source, n_blocks, arguments.block_size)
+        stored = arguments.weights == "stored"
+        decoder = build_decoder(mesh, source, n_blocks, arguments.block_size, stored)
         generator = Generator(decoder, sampling, not arguments.no_sharing)
         shown = _Shown(source, texts, mine, comm.rank == 0 and mesh.degree("dp") == 1)
         new = [] if not mine else generator.generate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,42 @@ def open_source(path: Path) -> Source:
     return Source(path, config, open_tokenizer(path))
 
 
-def build_decoder(mesh: Mesh, source: Source, n_blocks: int, block_size: int = 16) -> Decoder:
+class _AsStored(Mapping[str, Array]):
+    """Parameters of which the layers' matrices stay as the file holds them.
+
+    A quantised matrix is made float32 each time that it is used; nothing of it is kept.
+    """
+
+    def __init__(
+        self,
+        kept: Mapping[str, Array],
+        stored: Iterable[str],
+        make: Callable[[str], Array],
+    ) -> None:
+        self._kept, self._stored, self._make = dict(kept), frozenset(stored), make
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the arrays that are kept."""
+        return sum(array.nbytes for array in self._kept.values())
+
+    def __getitem__(self, name: str) -> Array:
+        return self._make(name) if name in self._stored else self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._kept, *self._stored])
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._stored)
+
+
+def build_decoder(
+    mesh: Mesh,
+    source: Source,
+    n_blocks: int,
+    block_size: int = 16,
+    as_stored: bool = False,
+) -> Decoder:
     """This rank's layers and heads of a model, with an empty cache. Collective over the mesh.
 
     Parameters
@@ -109,12 +144,22 @@ def build_decoder(mesh: Mesh, source: Source, n_blocks: int, block_size: int = 1
         The model.
     n_blocks, block_size : int
         Of the cache.
+    as_stored : bool
+        Leave the layers' matrices as a GGUF file holds them, and make each float32 when it is
+        used: less memory, more time.
 
     Returns
     -------
     Decoder
         Holds the parameters of its own stage and shards only.
+
+    Raises
+    ------
+    CheckpointError
+        If the model cannot be read, or `as_stored` is asked of another kind of file.
     """
+    if as_stored and not source.path.is_file():
+        raise CheckpointError(f"{source.path} is no GGUF file: its weights can be float32 only")
     tp, pp = mesh.comm("tp"), mesh.comm("pp")
     model = build_model(source.config, tp)
     layers = range(*spread_range(source.config.n_layers, pp.size, pp.rank))
@@ -122,9 +167,25 @@ def build_decoder(mesh: Mesh, source: Source, n_blocks: int, block_size: int = 1
     names = stage.names()
     held = {name: checkpoint.Extent.of(model.shards[name], tp.rank) for name in names}
     extents = {name: extent for name, extent in held.items() if extent is not None}
-    parameters = {}
-    for name, found in source.read(names, extents).items():
-        whole = parameters[name] = np.zeros(model.shards[name].local_shape, np.float32)
-        target = whole if name not in extents else whole[extents[name].at()]
-        target[...] = found
+
+    def placed(found: Mapping[str, Array]) -> dict[str, Array]:
+        """In arrays of this rank's shape: padding of a split vocabulary stays zero."""
+        arrays = {}
+        for name, part in found.items():
+            whole = arrays[name] = np.zeros(model.shards[name].local_shape, np.float32)
+            (whole if name not in extents else whole[extents[name].at()])[...] = part
+        return arrays
+
+    parameters: Mapping[str, Array]
+    if as_stored:
+        opened = checkpoint.open_pretrained(source.path)
+        stored = [n for n in names if n.startswith("blocks.") and len(model.shards[n].shape) > 1]
+        rest = placed(opened.load(set(names) - set(stored), np.float32, extents))
+
+        def make(name: str) -> Array:
+            return placed(opened.load([name], np.float32, extents))[name]
+
+        parameters = _AsStored(rest, stored, make)
+    else:
+        parameters = placed(source.read(names, extents))
     return Decoder(model, parameters, n_blocks, block_size, pp if pp.size > 1 else None)
