@@ -56,12 +56,13 @@ def as_array(x: Any, role: str) -> Array:
             x = np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise UnsupportedArray(f"{role} is no array: {error}") from None
-    if x.dtype.hasobject:
+    kind = x.dtype
+    if kind.hasobject:
         raise UnsupportedArray(
-            f"{role} has dtype {x.dtype}: Python objects are not sent; use the *_json verbs"
+            f"{role} has dtype {kind}: Python objects are not sent; use the *_json verbs"
         )
-    if not x.dtype.isnative:
-        x = x.astype(x.dtype.newbyteorder("="))
+    if not kind.isnative:
+        x = x.astype(kind.newbyteorder("="))
     return x  # type: ignore[no-any-return]
 
 
@@ -135,7 +136,8 @@ def flat(x: Array) -> Array:
 
 def is_plain(x: Array) -> bool:
     """Whether the MPI can take the memory as it is: in C order, and aligned for its type."""
-    return x.flags.c_contiguous and (type(x) is not np.ndarray or x.flags.aligned)
+    flags = x.flags
+    return flags.c_contiguous and (type(x) is not np.ndarray or flags.aligned)
 
 
 @lru_cache(maxsize=256)

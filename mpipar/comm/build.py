@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.arrays import (
+    as_array,
     as_given,
     flat,
     is_plain,
@@ -56,7 +57,7 @@ def all_reduce(
     """Call of `all_reduce`; with a root, of `reduce`."""
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     kind = Op.ALL_REDUCE if root is None else Op.REDUCE
     if root is not None:
         root = check_rank("root", root, info.world_size)
@@ -103,7 +104,7 @@ def reduce_scatter(
     """Call of `reduce_scatter`."""
     if type(op) is not ReduceOp:
         op = ReduceOp(op)
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     if op in _LOCATION:
@@ -137,7 +138,7 @@ def all_gather(
     root: int | None = None,
 ) -> Built:
     """Call of `all_gather`; with a root, of `gather`."""
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     n, given = info.world_size, array.shape
@@ -150,12 +151,16 @@ def all_gather(
             f"counts={list(sizes)} must be {n} sizes with {mine} at rank {info.rank}, since x has "
             f"shape {given} and is joined along dim {dim}"
         )
-    before, after = given[:dim], given[dim + 1 :]
-    others = before + after
-    inner = math.prod(others) if others else 1
-    shape = (*before, mine * n if counts is None else sum(sizes), *after)
+    joined_size = mine * n if counts is None else sum(sizes)
     receives = root is None or info.rank == root
-    in_place = receives and (dim == 0 or all(k == 1 for k in before))
+    if len(given) == 1:  # the common case, on the path of small messages
+        others, inner, shape, in_place = (), 1, (joined_size,), receives
+    else:
+        before, after = given[:dim], given[dim + 1 :]
+        others = before + after
+        inner = math.prod(others)
+        shape = (*before, joined_size, *after)
+        in_place = receives and (dim == 0 or all(k == 1 for k in before))
     if not receives:
         shape, out = (0,), None
     elif not in_place:
@@ -191,7 +196,7 @@ def all_to_all(
     out: Any = None,
 ) -> Built:
     """Call of `all_to_all`."""
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     n = info.world_size
@@ -229,7 +234,7 @@ def all_to_all(
 
 def broadcast(info: CommInfo, x: Any, root: int = 0, out: Any = None) -> Built:
     """Call of `broadcast`."""
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     root = check_rank("root", root, info.world_size)
     buffer, restore = target(out, array.shape, array.dtype, array)
     source = None
@@ -249,7 +254,7 @@ def scatter(info: CommInfo, x: Any, root: int, out: Any, header: dict[str, Any])
     like = library(header["device"]).empty(0, dtype) if header["device"] else None
     buffer, restore = target(out, shape, dtype, like)
     if info.rank == root:
-        array = as_given(x, "x")
+        array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
         source = pack(array if array.ndim else array.reshape(1), dim, sizes)
         if overlap(source, buffer):
             source = source.copy()
@@ -276,7 +281,7 @@ def scatter_header(
         return None
     if x is None:
         raise EmptyInput("scatter", f"rank {root} is the root and gave no array")
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     array = array if array.ndim else array.reshape(1)
     dim = check_dim(array, dim)
     sizes = block_sizes(counts, array.shape[dim], info.world_size, "counts")
@@ -292,7 +297,7 @@ def scatter_header(
 
 def send(info: CommInfo, x: Any, dest: int, tag: int = 0) -> Built:
     """Call of `send`."""
-    array = as_given(x, "x")
+    array = as_array(x, "x") if type(x) is np.ndarray else as_given(x, "x")
     dest = check_rank("dest", dest, info.world_size)
     call = Call(
         Op.SEND,

@@ -50,12 +50,14 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any 
     """Refuse an `out` that cannot take the result, or does not lie where `like` lies."""
     if out is None:
         return
-    is_host = type(like) is np.ndarray or like is None
-    if type(out) is not np.ndarray and (is_host or not on_device(out)):
+    if type(out) is np.ndarray:
+        if type(like) is not np.ndarray and like is not None:
+            raise UnsupportedArray(
+                "x lives on a device and out on the host: both must be on one side"
+            )
+    elif like is None or type(like) is np.ndarray or not on_device(out):
         raise UnsupportedArray(f"out must be a NumPy array, got {type(out).__name__}")
-    if type(out) is np.ndarray and not is_host:
-        raise UnsupportedArray("x lives on a device and out on the host: both must be on one side")
-    if out.shape != shape or out.dtype != dtype:
+    if out.shape != shape or (out.dtype is not dtype and out.dtype != dtype):
         raise LayoutError(
             f"out has shape {out.shape} and dtype {out.dtype}; the result has shape {shape} and "
             f"dtype {dtype}"
@@ -70,6 +72,14 @@ def target(
     """A flat buffer for the result where `like` lies, and what turns it into the user's array."""
     if out is None:
         return new_array(like, math.prod(shape), dtype), lambda buffer: buffer.reshape(shape)
+    if (
+        type(out) is np.ndarray
+        and type(like) is np.ndarray
+        and out.flags.carray
+        and out.shape == shape
+        and (out.dtype is dtype or out.dtype == dtype)
+    ):  # nothing to refuse: the path of small messages
+        return out.reshape(-1), lambda _: out
     check_out(out, shape, dtype, like)
     if is_plain(out):
         return out.reshape(-1), lambda _: out
