@@ -29,6 +29,7 @@ PREFIX = ROOT / ".mpich"
 PARTS = ("static", "laws", "mpi", "kill", "slurm")
 RANKS = (1, 2, 3, 4)
 UNMARKED = "not (bench or gpu or slurm or kill{})"
+OVER_NODES = ("collectives", "reductions", "requests", "mismatch", "message_order")
 NEEDS_MPI = "need --with-mpi"  # pytest-mpi's reason for a test that a plain run skipped
 
 
@@ -106,6 +107,14 @@ def mpi_steps(name: str, reports: Path, is_full: bool) -> Iterator[Step]:
         step_name = f"{name}, {n} rank{'s' if n > 1 else ''}"
         environment = {"MPIPAR_CHECK": "1"}
         yield Step("mpi", step_name, command, deadline_s + 30, environment, folder, n)
+    folder = reports / f"mpi-{name}-nodes"
+    launch = ["-m", "mpipar", "run", "-n", "4", "--mpi", mpis()[name]]
+    files = [f"tests/mpi/test_{part}.py" for part in OVER_NODES]
+    entry = ["--", "python", "-m", "tests.rank", str(folder), "-m", marks(is_full), *files]
+    command = python(*launch, "--deadline", str(deadline_s), *entry)
+    environment = {"MPIPAR_NODE_SIZE": "2"}
+    step_name = f"{name}, 4 ranks on 2 nodes"
+    yield Step("mpi", step_name, command, deadline_s + 30, environment, folder, 4)
 
 
 def kill_steps(name: str, reports: Path, is_full: bool) -> Iterator[Step]:

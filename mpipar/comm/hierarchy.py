@@ -75,6 +75,7 @@ class HierarchicalCommunicator(Communicator):
         super().__init__(inner.info, inner.name, inner.deterministic)
         self.inner, self.host, self.nodes, self.paths = inner, host, nodes, paths
         self._queue: deque[_Task] = deque()
+        self._is_moving = False
         self._open = True
         self._set_groups()
 
@@ -125,13 +126,14 @@ class HierarchicalCommunicator(Communicator):
             if call.blocking and call.op not in (Op.SEND, Op.RECV):
                 self._drain()
             return self.inner.submit(call)
-        task = _Task(program)
+        task = _Task(program, self._agreement(call))
         self._queue.append(task)
         if call.blocking:
             self._drain()
             return ENDED
+        self.host.pending.append(self)  # every wait of this rank moves it on
         self._advance()
-        return Request(call, lambda: self._done(task), block=self._drain)
+        return Request(call, lambda: self._done(task), self._missing, block=self._drain)
 
     def split(self, color: int | None, key: int = 0, purpose: str = "split") -> Communicator | None:
         """Make one group per color. Collective over this group.
@@ -154,6 +156,20 @@ class HierarchicalCommunicator(Communicator):
         """Move pending calls on without waiting for any of them."""
         self._advance()
         self.inner.progress()
+
+    def move_on(self) -> None:
+        """Move pending calls in steps on: what waits elsewhere on this rank do."""
+        self._advance()
+
+    @property
+    def calls(self) -> HierarchicalCommunicator:
+        """What a host asks about calls under way."""
+        return self
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether `move_on` might do something; without effects."""
+        return bool(self._queue)
 
     def close(self) -> None:
         """Release the group and its parts. Collective over it."""
@@ -195,13 +211,16 @@ class HierarchicalCommunicator(Communicator):
             return self._all_reduce(call, call.reduce_op)
         return None
 
-    def _agree(self, call: Call) -> Program:
-        """Where the transport checks calls, let it compare this one on all ranks."""
-        if getattr(self.inner, "checked", True):
-            yield self.inner.submit(Call(Op.BARRIER, agreed=call.signature, blocking=False))
+    def _agreement(self, call: Call) -> Request | None:
+        """Where the transport checks calls, let it compare this one on all ranks.
+
+        Begun with the call, so that the transport sees its calls in one order everywhere.
+        """
+        if not getattr(self.inner, "checked", True):
+            return None
+        return self.inner.submit(Call(Op.BARRIER, agreed=call.signature, blocking=False))
 
     def _all_reduce(self, call: Call, op: ReduceOp) -> Program:
-        yield from self._agree(call)
         source, target = call.input, call.output
         if source is None or target is None or source.size == 0:
             return
@@ -222,7 +241,6 @@ class HierarchicalCommunicator(Communicator):
             target[...] = whole.astype(target.dtype, copy=False)
 
     def _broadcast(self, call: Call) -> Program:
-        yield from self._agree(call)
         target, root = call.output, call.root or 0
         if target is None or target.size == 0:
             return
@@ -234,13 +252,31 @@ class HierarchicalCommunicator(Communicator):
         yield self.node.begin_broadcast(target, lane, out=target)
 
     def _advance(self) -> None:
-        while self._queue and self._queue[0].settle():
-            self._queue.popleft()
+        if self._is_moving:  # a wait or test of a part looks at all that is under way, also here
+            return
+        self._is_moving = True
+        try:
+            while self._queue and self._queue[0].settle():
+                self._queue.popleft()
+        finally:
+            self._is_moving = False
+        self._leave()
+
+    def _leave(self) -> None:
+        """Nothing is under way any more: no wait need look here."""
+        if not self._queue:
+            while self in self.host.pending:
+                self.host.pending.remove(self)
 
     def _drain(self) -> None:
         """End the pending calls in their order, waiting as their parts do."""
-        while self._queue:
-            self._queue.popleft().finish()
+        self._is_moving = True
+        try:
+            while self._queue:
+                self._queue.popleft().finish()
+        finally:
+            self._is_moving = False
+        self._leave()
 
     def _done(self, task: _Task) -> bool:
         self._advance()
@@ -248,30 +284,48 @@ class HierarchicalCommunicator(Communicator):
             raise task.error
         return task.done
 
+    def _missing(self) -> str:
+        """Whom the part that is under way misses, for the message of a deadline."""
+        part = self._queue[0].part if self._queue else None
+        return "" if part is None else f"; its part {part.call}{part.missing()}"
+
 
 class _Task:
-    """One call in steps."""
+    """One call in steps, none of which begins before the calls before it have ended.
 
-    def __init__(self, program: Program) -> None:
-        self._program, self._wait = program, next(program, None)
-        self.done = self._wait is None
+    So the parts of all calls come in one order on every rank, whoever is faster.
+    """
+
+    def __init__(self, program: Program, first: Request | None) -> None:
+        self._program = program
+        self.part = first
+        self._has_begun = first is not None
+        self.done = False
         self.error: BaseException | None = None
+
+    def _next(self) -> None:
+        self._has_begun = True
+        self.part = next(self._program, None)
+        self.done = self.part is None
 
     def settle(self) -> bool:
         """Go on as far as possible without waiting; an error is kept for the one who waits."""
         try:
-            while self._wait is not None and self._wait.test():
-                self._wait = next(self._program, None)
+            if not self._has_begun:
+                self._next()
+            while self.part is not None and self.part.test():
+                self._next()
         except Exception as error:
-            self.error, self._wait = error, None
-        self.done = self._wait is None
+            self.error, self.part, self.done = error, None, True
         return self.done
 
     def finish(self) -> None:
         """Go on to the end."""
-        while self._wait is not None:
-            self._wait.wait()
-            self._wait = next(self._program, None)
+        if not self._has_begun:
+            self._next()
+        while self.part is not None:
+            self.part.wait()
+            self._next()
         self.done = True
         if self.error is not None:
             raise self.error

@@ -18,9 +18,9 @@ from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
 from mpipar.comm.memory import Memory
 from mpipar.comm.mpi_groups import Groups
-from mpipar.comm.node_host import Group
+from mpipar.comm.node_host import Group, Movable
 from mpipar.comm.process_memory import probe
-from mpipar.comm.request import Request, pause
+from mpipar.comm.request import Request, pause, set_others
 from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import CollectiveTimeout, RankFailed
 
@@ -70,7 +70,7 @@ class MPIHost:
     node_ranks: tuple[int, ...]
     groups: Groups
     turns: bool = False
-    pending: list[Group] = field(default_factory=list)
+    pending: list[Movable] = field(default_factory=list)
     _watched: dict[int, _Watched] = field(default_factory=dict)
 
     def process_ids(self, inner: Any) -> Sequence[int] | None:
@@ -171,6 +171,10 @@ class MPIHost:
                 f"{group.deadline_s:g} s{comm.calls.missing()}"
             )
 
+    def others(self) -> None:
+        """Move on all that is under way: peers may wait for its next step."""
+        self._others(None)
+
     def _others(self, comm: Group | None) -> None:
         """Move on what is under way elsewhere: peers may wait for its next step."""
         for other in list(self.pending):
@@ -248,6 +252,7 @@ def make_host(
         groups,
     )
     groups.node_pending = host.pending
+    set_others(host.others)
     return host
 
 

@@ -28,6 +28,20 @@ class Group(Protocol):
         """The same for this group's calls in node memory only."""
 
 
+class Movable(Protocol):
+    """What has calls under way that every wait of this rank moves on."""
+
+    @property
+    def calls(self) -> Any:
+        """Says whether something can go on (``can_go_on``)."""
+
+    def progress(self) -> None:
+        """Move pending calls on without waiting for any of them."""
+
+    def move_on(self) -> None:
+        """The same, for what lies in node memory or goes in steps."""
+
+
 class Host(Protocol):
     """Memory and waiting on this node, for one rank.
 
@@ -41,7 +55,7 @@ class Host(Protocol):
         Polls before the first yield.
     turns : bool
         Whether ranks run one at a time, so that every wait must hand on.
-    pending : list of Group
+    pending : list of Movable
         Groups of this rank with calls under way, moved on by every wait.
     """
 
@@ -49,7 +63,7 @@ class Host(Protocol):
     fence: Fence | None
     n_spins: int
     turns: bool
-    pending: list[Group]
+    pending: list[Movable]
 
     def process_ids(self, inner: Any) -> Sequence[int] | None:
         """Processes by rank of a group, where they may copy from each other."""

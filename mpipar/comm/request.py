@@ -115,6 +115,8 @@ class Request:
             spins = 0
             while not self.test():
                 spins += 1
+                if _others is not None:
+                    _others()
                 if spins > _SPINS:
                     pause(spins - _SPINS)
                     now = time.monotonic()
@@ -128,6 +130,16 @@ class Request:
                             f"{self.call} has not ended within {limit:g} s{missing}"
                         )
         return self._result
+
+    def missing(self) -> str:
+        """Who has not arrived, for the message of a deadline; empty where that is not known.
+
+        Returns
+        -------
+        str
+            Beginning with a semicolon.
+        """
+        return self._explain() if self._explain else ""
 
     def __del__(self) -> None:
         """Report an unfinished request; its arrays stay with the communicator."""
@@ -152,6 +164,21 @@ def set_lost(lost: Callable[[], str]) -> None:
     """
     global _lost
     _lost = lost
+
+
+_others: Callable[[], None] | None = None
+
+
+def set_others(others: Callable[[], None]) -> None:
+    """Set what moves all other calls under way of this process on, while one is waited for.
+
+    Parameters
+    ----------
+    others : callable
+        Does not wait.
+    """
+    global _others
+    _others = others
 
 
 _look_out: Callable[[], None] | None = None

@@ -14,7 +14,7 @@ from mpipar.comm.call import Call
 from mpipar.comm.flags import Fence
 from mpipar.comm.hierarchy import placed
 from mpipar.comm.memory import Memory
-from mpipar.comm.node_host import Group
+from mpipar.comm.node_host import Group, Movable
 from mpipar.comm.paths import Paths
 from mpipar.comm.process_memory import probe
 from mpipar.comm.request import Request
@@ -40,7 +40,7 @@ class ThreadHost:
 
     def __init__(self, memory: Memory, index: int) -> None:
         self.arena = Arena(memory, index)
-        self.pending: list[Group] = []
+        self.pending: list[Movable] = []
 
     def process_ids(self, inner: Any) -> Sequence[int] | None:
         """This process, once a rank, where the kernel copies within it."""

@@ -215,3 +215,21 @@ def test_exchanges_never_lean_on_buffers(comm: Communicator, mode: str) -> None:
             got = group.recv(np.empty(n_bytes, np.uint8), before)
             assert (got == before).all()
             sent.wait()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_pending_calls_of_two_groups_go_on_whichever_is_waited_for(comm: Communicator) -> None:
+    """On several nodes each of them takes steps, which no other rank may have to wait for."""
+    first, second = (comm.split(0, purpose=name) for name in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    for size in (3, 30_000):
+        calls = [(g, g.begin_all_reduce(np.full(size, 1.0 + i)))
+                 for i in range(3) for g in (first, second)]  # fmt: skip
+        order = calls if comm.rank % 2 else calls[::-1]
+        got = {id(request): request.wait()[0] for _, request in order}
+        assert [got[id(request)] for _, request in calls] == [
+            comm.size * (1.0 + i) for i in range(3) for _ in range(2)
+        ]
+    first.close()
+    second.close()
