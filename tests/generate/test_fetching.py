@@ -142,3 +142,19 @@ def test_wrong_uses_are_refused():
             Generator(decoder, engine=TransferEngine(comm, decoder.storage))
 
     ThreadWorld(3).run(body)
+
+
+@pytest.mark.ranks(2, 3)
+def test_all_other_ranks_fetch_what_rank_0_computed(comm):
+    generator, engine = replica(comm)
+    first = generator.generate(PROMPTS[:1] if comm.rank == 0 else [], 12)
+    # 22 of 23 tokens were computed: five full blocks; news may come late on real ranks
+    generator.fetcher.until(lambda: engine.directory.position(0) == (0, 5))
+    found = generator.generate(PROMPTS, 12)
+    figures = generator.figures
+    ended(generator, engine)
+    expected = [uncached(LLAMA, prompt, 12) for prompt in PROMPTS]
+    assert found == expected
+    assert first == (expected[:1] if comm.rank == 0 else [])
+    assert figures.fetched_blocks == (2 if comm.rank else 0)
+    assert figures.hit_blocks == 10

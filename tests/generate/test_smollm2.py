@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from mpipar.comm import IdentityCommunicator, ThreadWorld
-from mpipar.generate import Generator, build_decoder, open_source
+from mpipar.distributed_cache import TransferEngine
+from mpipar.generate import Decoder, Generator, build_decoder, open_source
 from mpipar.mesh import Mesh
+from mpipar.models import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +107,23 @@ def test_a_shared_system_prompt_is_computed_once(source, alone):
     assert figures.prompt_blocks == sum(len(p) // 16 for p in prompts)
     assert share > 0.8
     assert answers == Generator(alone, shares_prefixes=False).generate(prompts, 4)
+
+
+def test_a_prefix_from_another_rank_gives_the_same_64_tokens(alone, text, scores):
+    prompt = SAMPLE["tokens"]
+
+    def body(comm):
+        decoder = Decoder(build_model(alone.model.config), alone.parameters, 16)
+        engine = TransferEngine(comm, decoder.storage)
+        generator = Generator(decoder, engine=engine)
+        generator.generate([prompt] if comm.rank == 0 else [], 1)
+        new = generator.generate([prompt] if comm.rank == 1 else [], N_NEW)
+        engine.close()
+        return new, generator.figures, decoder.storage.n_bytes
+
+    [new], figures, n_bytes = ThreadWorld(2).run(body)[1]
+    n = (len(prompt) - 1) // 16
+    print(f"{figures.fetched_blocks} blocks fetched, {figures.fetched_bytes / 2**20:.1f} MiB")
+    assert (figures.fetched_blocks, figures.hit_blocks, figures.skipped_tokens) == (n, n, 16 * n)
+    assert figures.fetched_bytes == n * n_bytes // 16
+    assert_same(new, text, scores, "prefix from another rank")
