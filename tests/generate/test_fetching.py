@@ -125,7 +125,9 @@ def test_three_ranks_at_once_in_full_caches(n_blocks, synchronous):
         return found, fetched
 
     texts = {tuple(p): uncached(LLAMA, p, 12) for p in PROMPTS}
-    for found, _ in ThreadWorld(3, synchronous_sends=synchronous).run(body):
+    ranks = ThreadWorld(3, synchronous_sends=synchronous).run(body)
+    assert sum(fetched for _, fetched in ranks) > 0
+    for found, _ in ranks:
         for prompts, answers in found:
             assert answers == [texts[tuple(p)] for p in prompts]
 
