@@ -12,6 +12,7 @@ import numpy as np
 from mpipar import distributed_cache as cache
 from mpipar.errors import CacheError, CountOutOfRange, EmptyInput, OutOfRange
 from mpipar.generate.decoder import Decoder, Span
+from mpipar.generate.fetching import PrefixFetcher
 from mpipar.generate.sampling import Sampling
 
 Emit = Callable[[int, int], None]
@@ -35,6 +36,10 @@ class Figures:
         How often a request gave up its blocks.
     peak_blocks : int
         Most blocks that requests held at once.
+    fetched_blocks, fetched_bytes : int
+        What other ranks sent.
+    failed_fetches : int
+        Fetches that brought nothing; the blocks were computed.
     """
 
     prompt_tokens: int = 0
@@ -47,6 +52,9 @@ class Figures:
     decode_s: float = 0.0
     preemptions: int = 0
     peak_blocks: int = 0
+    fetched_blocks: int = 0
+    fetched_bytes: int = 0
+    failed_fetches: int = 0
 
 
 @dataclass(eq=False)
@@ -56,6 +64,8 @@ class _Request:
     new: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     sequence: cache.Sequence | None = None
+    asked: bool = False
+    transfer: cache.Transfer | None = None
 
 
 class Generator:
@@ -69,6 +79,9 @@ class Generator:
         Greedy by default.
     shares_prefixes : bool
         Reuse the blocks of equal prefixes.
+    engine : TransferEngine, optional
+        Over the decoder's storage: blocks that another replica holds are fetched before prefill.
+        Then `generate` is collective over its ranks; one without prompts answers the others.
 
     Attributes
     ----------
@@ -83,6 +96,7 @@ class Generator:
         decoder: Decoder,
         sampling: Sampling | None = None,
         shares_prefixes: bool = True,
+        engine: cache.TransferEngine | None = None,
     ) -> None:
         self.decoder = decoder
         self.sampling = sampling or Sampling()
@@ -91,6 +105,7 @@ class Generator:
         storage = decoder.storage
         pool = cache.BlockPool(storage.n_blocks)
         self.sequences = cache.PagedSequences(pool, storage.layout.block_size)
+        self.fetcher = None if engine is None else PrefixFetcher(engine, decoder, self.sequences)
 
     def generate(
         self,
@@ -99,7 +114,7 @@ class Generator:
         stop: int | None = None,
         emit: Emit | None = None,
     ) -> list[list[int]]:
-        """Continue every prompt. Collective over all ranks of the decoder.
+        """Continue every prompt. Collective over all ranks of the decoder and of the engine.
 
         Parameters
         ----------
@@ -132,11 +147,18 @@ class Generator:
             while waiting or running:
                 self._grow(running, waiting)
                 is_prefill = self._admit(running, waiting)
-                self._step(running, is_prefill)
-                self._take(running, max_tokens, stop, emit)
+                if running:
+                    self._step(running, is_prefill)
+                    self._take(running, max_tokens, stop, emit)
+                if self.fetcher is not None:
+                    self.fetcher.turn(is_prefill)
         finally:  # an error leaves no block held
             for sequence in list(self.sequences.live):
                 self.sequences.finish(sequence)
+            if self.fetcher is not None:
+                self.fetcher.cancel()
+        if self.fetcher is not None:
+            self.fetcher.meet()
         return [request.new for request in requests]
 
     def _check(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
@@ -182,6 +204,8 @@ class Generator:
         if not waiting:
             return False
         request = waiting[0]
+        if not self._has_fetched(request, not running):
+            return False
         try:
             if request.sequence is not None:
                 self.sequences.resume(request.sequence)
@@ -190,9 +214,9 @@ class Generator:
                 request.sequence = self.sequences.start(request.prompt, salt=salt)
                 self._count(request)
         except CacheError:
-            if not running:
-                raise
-            return False
+            if running or (self.fetcher is not None and self.fetcher.holds_blocks):
+                return False
+            raise
         running.append(waiting.popleft())
         if request.pending:
             try:
@@ -201,6 +225,25 @@ class Generator:
                 self.sequences.preempt(_of(running.pop()))
                 waiting.appendleft(request)
                 return False
+        return True
+
+    def _has_fetched(self, request: _Request, waits: bool) -> bool:
+        """Whether a new request's blocks are here, as far as others have them."""
+        fetcher = self.fetcher
+        if fetcher is None or not self.shares_prefixes or request.sequence is not None:
+            return True
+        if not request.asked:
+            request.asked, request.transfer = True, fetcher.begin(request.prompt)
+        if (transfer := request.transfer) is None:
+            return True
+        if waits:
+            fetcher.until(lambda: transfer.is_over)
+        if not transfer.is_over:
+            return False
+        request.transfer = None
+        self.figures.fetched_blocks += transfer.n_blocks
+        self.figures.fetched_bytes += transfer.n_bytes
+        self.figures.failed_fetches += not transfer.n_blocks
         return True
 
     def _count(self, request: _Request) -> None:
