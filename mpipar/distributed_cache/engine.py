@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from mpipar.distributed_cache.directory import Batch, PrefixDirectory, PrefixLog
 from mpipar.distributed_cache.eviction import Blocks
 from mpipar.distributed_cache.hashing import Chain
 from mpipar.distributed_cache.holder import PoolHolder
-from mpipar.distributed_cache.layout import CacheLayout, Piece, plan_transfer
+from mpipar.distributed_cache.layout import Piece, plan_transfer
 from mpipar.distributed_cache.mail import HEAD_BYTES, Frame, Mail
 from mpipar.distributed_cache.storage import CacheStorage
-from mpipar.distributed_cache.transfer import State, Transfer, cut
+from mpipar.distributed_cache.transfer import State, Transfer, agreed_layouts, cut
 from mpipar.errors import CacheError, LayoutError, RankMismatch
 
 WANT, HAVE, GONE, GET, DATA, DONE, EVENTS, ASK = range(8, 16)
@@ -70,7 +69,7 @@ class TransferEngine:
         self.storage, self.window_bytes = storage, window_bytes
         self.retry_s, self.limit_s, self.lease_s, self._clock = retry_s, limit_s, lease_s, clock
         sizes = [small_bytes, large_bytes]
-        self.layouts = _agreed(comm.all_gather_json([asdict(storage.layout), sizes]))
+        self.layouts = agreed_layouts(comm.all_gather_json([asdict(storage.layout), sizes]))
         self.mail = mail(comm, small_bytes, large_bytes)
         self.rank, self.epoch = comm.rank, 0
         self.log, self.directory = PrefixLog(comm.rank), PrefixDirectory(comm.size)
@@ -382,25 +381,3 @@ class TransferEngine:
             self.cancel(transfer)
         for key in list(self._leases):
             self._unpin(key)
-
-
-def _agreed(said: list[Any]) -> list[CacheLayout]:
-    """Every rank's layout, once all fit together; the same error on every rank if not."""
-    layouts = [
-        CacheLayout(**{**given, "layers": tuple(given["layers"]), "heads": tuple(given["heads"])})
-        for given, _ in said
-    ]
-    kinds = [
-        (layout.head_dim, layout.block_size, layout.dtype, *sizes)
-        for layout, (_, sizes) in zip(layouts, said, strict=True)
-    ]
-    for rank, kind in enumerate(kinds):
-        if kind != kinds[0]:
-            raise RankMismatch(
-                "cache layout",
-                f"rank 0 has (head_dim, block_size, dtype, frames) {kinds[0]}, rank {rank} {kind}",
-            )
-    need = max(c.bytes_per_token // c.n_layers for c in layouts) + HEAD_BYTES
-    if kinds[0][-1] < need:
-        raise LayoutError(f"a frame of {kinds[0][-1]} bytes holds no token; {need} are needed")
-    return layouts

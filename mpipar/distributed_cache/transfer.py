@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from mpipar.distributed_cache.eviction import Blocks
 from mpipar.distributed_cache.hashing import Chain
 from mpipar.distributed_cache.layout import CacheLayout, Piece
-from mpipar.errors import CacheError
+from mpipar.distributed_cache.mail import HEAD_BYTES
+from mpipar.errors import CacheError, LayoutError, RankMismatch
 
 
 class State(StrEnum):
@@ -153,3 +155,41 @@ def cut(pieces: Sequence[Piece], n_tokens: int, layout: CacheLayout, room: int) 
                     piece._replace(layers=(low, high), tokens=(start, stop), n_bytes=size)
                 )
     return sorted(chunks, key=lambda c: (c.layers, c.tokens, c.heads))
+
+
+def agreed_layouts(said: list[Any]) -> list[CacheLayout]:
+    """Every rank's layout, once all fit together; the same error on every rank if not.
+
+    Parameters
+    ----------
+    said : list
+        What every rank told: its layout as a mapping, and the sizes of its frames.
+
+    Returns
+    -------
+    list of CacheLayout
+        In rank order.
+
+    Raises
+    ------
+    RankMismatch, LayoutError
+        If they differ, or a frame holds no token.
+    """
+    layouts = [
+        CacheLayout(**{**given, "layers": tuple(given["layers"]), "heads": tuple(given["heads"])})
+        for given, _ in said
+    ]
+    kinds = [
+        (layout.head_dim, layout.block_size, layout.dtype, *sizes)
+        for layout, (_, sizes) in zip(layouts, said, strict=True)
+    ]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise RankMismatch(
+                "cache layout",
+                f"rank 0 has (head_dim, block_size, dtype, frames) {kinds[0]}, rank {rank} {kind}",
+            )
+    need = max(c.bytes_per_token // c.n_layers for c in layouts) + HEAD_BYTES
+    if kinds[0][-1] < need:
+        raise LayoutError(f"a frame of {kinds[0][-1]} bytes holds no token; {need} are needed")
+    return layouts
