@@ -58,6 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
         Exit code 0.
     """
     from mpipar.cli.train import told_once
+    from mpipar.distributed_cache import TransferEngine
     from mpipar.generate import Generator, Sampling, build_decoder, open_source
     from mpipar.mesh import Mesh
 
@@ -72,11 +73,18 @@ def main(arguments: argparse.Namespace) -> int:
         n_blocks = _n_blocks(arguments, source, [prompts[i] for i in mine] or [[0]])
         stored = arguments.weights == "stored"
         decoder = build_decoder(mesh, source, n_blocks, arguments.block_size, stored)
-        generator = Generator(decoder, sampling, not arguments.no_sharing)
+        engine = None
+        if mesh.degree("dp") == comm.size > 1 and not arguments.no_sharing:
+            engine = TransferEngine(comm, decoder.storage)  # replicas fetch each other's blocks
+        generator = Generator(decoder, sampling, not arguments.no_sharing, engine=engine)
         shown = _Shown(source, texts, mine, comm.rank == 0 and mesh.degree("dp") == 1)
-        new = [] if not mine else generator.generate(
-            [prompts[i] for i in mine], arguments.max_tokens, source.tokenizer.stop, shown.token
-        )  # fmt: skip
+        new: list[list[int]] = []
+        if mine or engine is not None:
+            new = generator.generate(
+                [prompts[i] for i in mine], arguments.max_tokens, source.tokenizer.stop, shown.token
+            )
+        if engine is not None:
+            engine.close()
         _tell(comm, mesh, source, texts, dict(zip(mine, new, strict=True)), shown)
         _table(comm, generator, mesh)
     return 0
@@ -147,16 +155,16 @@ def _table(comm: Communicator, generator: Generator, mesh: Any) -> None:
     f, storage = generator.figures, generator.decoder.storage
     first = mesh.coordinate["tp"] == 0 and mesh.coordinate["pp"] == 0
     mine = [f.prompt_tokens, f.skipped_tokens, f.prompt_blocks, f.hit_blocks, f.prefilled,
-            f.decoded, f.preemptions, f.peak_blocks]  # fmt: skip
-    rows = comm.all_gather_json([mine if first else [0] * 8, f.prefill_s, f.decode_s])
+            f.decoded, f.preemptions, f.peak_blocks, f.fetched_blocks]  # fmt: skip
+    rows = comm.all_gather_json([mine if first else [0] * 9, f.prefill_s, f.decode_s])
     if comm.rank:
         return
     sums = [sum(column) for column in zip(*(row[0] for row in rows), strict=True)]
     prefill_s, decode_s = (max(row[i] for row in rows) for i in (1, 2))
-    prompt, skipped, blocks, hits, prefilled, decoded, preemptions, peak = sums
+    prompt, skipped, blocks, hits, prefilled, decoded, preemptions, peak, fetched = sums
     lines = [
         ("prompt tokens", f"{prompt:,}, {skipped:,} of them skipped"),
-        ("prompt blocks", f"{blocks}, {hits} of them hit"),
+        ("prompt blocks", f"{blocks}, {hits} of them hit, {fetched} fetched from other ranks"),
         ("prefill tokens/s", f"{prefilled / prefill_s:,.1f}" if prefill_s else "-"),
         ("decode tokens/s", f"{decoded / decode_s:,.1f}" if decode_s else "-"),
         ("cache of a rank", f"{storage.n_bytes / 2**20:.1f} MiB in {storage.n_blocks} blocks"),

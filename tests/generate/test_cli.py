@@ -86,6 +86,17 @@ def test_ranks_of_a_job_write_the_same_text(tmp_path, n, degrees):
     assert together.stdout.count("--- ") == 3
 
 
+@pytest.mark.kill
+def test_replicas_write_what_one_rank_writes_and_may_be_more_than_prompts(tmp_path):
+    folder = run_folder(tmp_path / "run", "llama")
+    words = ["--model", folder, "--max-tokens", 9, "--block-size", 4]
+    words += [word for prompt in PROMPTS[:2] for word in ("--prompt", prompt)]
+    alone, together = generate(1, *words), generate(3, *words)
+    assert together.returncode == 0, together.stderr
+    assert texts(together.stdout) == texts(alone.stdout)
+    assert "fetched from other ranks" in together.stdout
+
+
 def test_a_single_prompt_comes_as_it_is_made(tmp_path):
     folder = run_folder(tmp_path / "run", "gpt")
     done = generate(1, "--model", folder, "--prompt", "abc", "--max-tokens", 9)
