@@ -79,7 +79,8 @@ class Raw:
             "all_gather": comm.Allgather,
             "all_to_all": comm.Alltoall,
         }
-        return partial(verbs[op], x, out)
+        verb = verbs[op]
+        return lambda: verb(x, out)  # called as a user would, like ours
 
     def in_place(self, x: Array) -> Call:
         """An all-reduce over its own input, the faster form where memory is short."""

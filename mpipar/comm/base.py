@@ -135,7 +135,7 @@ class Communicator(Storage):
         call, finish = self._built(op, x, arguments)
         if x is not None and call.input is not None and not np.may_share_memory(x, call.input):
             return lambda: self._run(op, x, **arguments)  # the verb packs or copies x every time
-        return self._prepared(call, finish)
+        return self._prepared(call, finish, arguments.get("out"))
 
     def prepared(self, call: Call) -> Callable[[], Any]:
         """What makes a blocking call again and again on its own buffers.
@@ -150,9 +150,9 @@ class Communicator(Storage):
         callable
             Returns nothing of use; the result is in ``call.output``.
         """
-        return self._prepared(call, _nothing)
+        return self._prepared(call, _nothing, None)
 
-    def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
+    def _prepared(self, call: Call, finish: Callable[[], Any], out: Any) -> Callable[[], Any]:
         """The handle of `prepare`; transports with a cheaper way override it."""
 
         def handle() -> Any:

@@ -11,6 +11,10 @@ from mpipar.comm.call import Array, CommInfo, Op, ReduceOp
 from mpipar.comm.request import Request
 
 SUM = ReduceOp.SUM
+_PLANNED = (
+    *(Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BROADCAST),
+    Op.BARRIER,
+)
 
 
 class Collectives:
@@ -29,6 +33,11 @@ class Collectives:
         self.info = info
         self.rank = info.rank
         self.size = info.world_size
+        # by the identity of the input: how each verb was last called on it, where calls are planned
+        self._latest: dict[Op, dict[int, tuple[Any, ...]]] = {op: {} for op in _PLANNED}
+        self._reduced, self._scattered, self._gathered, self._exchanged, self._sent, self._met = (
+            self._latest.values()
+        )
 
     def _run(self, op: Op, x: Any, /, **arguments: Any) -> Any:
         """Make a call and wait for it."""
@@ -68,6 +77,11 @@ class Collectives:
         -----
         Cost: 2 (n-1)/n B sent a rank.
         """
+        known = self._reduced.get(id(x))
+        if known is not None:
+            a, b, c, d, dtype, run = known
+            if a is x and b is op and c is out and d is deterministic and x.dtype is dtype:
+                return run()
         return self._run(Op.ALL_REDUCE, x, op=op, out=out, deterministic=deterministic)
 
     def begin_all_reduce(
@@ -128,6 +142,12 @@ class Collectives:
         -----
         Cost: (n-1)/n B sent a rank.
         """
+        known = self._scattered.get(id(x))
+        if known is not None:
+            a, b, c, d, e, f, dtype, run = known
+            same = a is x and b is op and c is dim and d is counts and x.dtype is dtype
+            if same and e is out and f is deterministic:
+                return run()
         return self._run(Op.REDUCE_SCATTER, x, op=op, dim=dim, counts=counts, out=out,
                          deterministic=deterministic)  # fmt: skip
 
@@ -182,6 +202,11 @@ class Collectives:
         -----
         Cost: (n-1) B sent a rank.
         """
+        known = self._gathered.get(id(x))
+        if known is not None:
+            a, b, c, d, dtype, run = known
+            if a is x and b is dim and c is counts and d is out and x.dtype is dtype:
+                return run()
         return self._run(Op.ALL_GATHER, x, dim=dim, counts=counts, out=out)
 
     def begin_all_gather(
@@ -234,6 +259,12 @@ class Collectives:
         -----
         Cost: (n-1)/n B sent a rank.
         """
+        known = self._exchanged.get(id(x))
+        if known is not None:
+            a, b, c, d, e, dtype, run = known
+            same = a is x and b is dim and c is send_counts and x.dtype is dtype
+            if same and d is recv_counts and e is out:
+                return run()
         if send_counts is not None and recv_counts is None:
             recv_counts = self._exchanged_counts(send_counts)
         return self._run(Op.ALL_TO_ALL, x, dim=dim, send_counts=send_counts,
@@ -285,6 +316,11 @@ class Collectives:
         -----
         Cost: B received a rank.
         """
+        known = self._sent.get(id(x))
+        if known is not None:
+            a, b, c, dtype, run = known
+            if a is x and b is root and c is out and x.dtype is dtype:
+                return run()
         return self._run(Op.BROADCAST, x, root=root, out=out)
 
     def begin_broadcast(self, x: Any, root: int = 0, out: Array | None = None) -> Request:
@@ -304,7 +340,11 @@ class Collectives:
 
     def barrier(self) -> None:
         """Wait until every rank of the group has come here. Collective."""
-        self._run(Op.BARRIER, None)
+        known = self._met.get(id(None))
+        if known is not None:
+            known[2]()
+        else:
+            self._run(Op.BARRIER, None)
 
     def _exchanged_counts(self, send_counts: Sequence[int]) -> list[int] | None:
         counts = np.asarray(send_counts)

@@ -69,6 +69,7 @@ class Flags:
         self.my_slots = [memoryview(slot) for slot in self.slots[rank]]  # type: ignore[arg-type]
         self.sequence = 0
         self.step = 0
+        self.written: list[object] = [None, None]
 
     @staticmethod
     def _parts(memory: Memory, start: int, n_bytes: int) -> list[Array]:
@@ -96,12 +97,17 @@ class Flags:
     def arrive(self, description: Sequence[int]) -> int:
         """Publish a call; the number to wait for under `ARRIVE` is returned."""
         self.sequence = sequence = self.sequence + 1
-        start = FIRST_WORD + WORDS * (sequence & 1)
-        mine = self.mine
-        for word, value in enumerate(description, start):
-            mine[word] = value
+        self.write(sequence & 1, description)
         self.publish(ARRIVE, sequence)
         return sequence
+
+    def write(self, parity: int, description: Sequence[int]) -> None:
+        """Write a description, unless this very one stands there: unwritten lines stay cached."""
+        if self.written[parity] is not description:
+            self.written[parity] = description
+            mine = self.mine
+            for word, value in enumerate(description, FIRST_WORD + WORDS * parity):
+                mine[word] = value
 
     def describe(self, word: int, value: int) -> None:
         """Add a word to the description of the present call; read after the next step."""

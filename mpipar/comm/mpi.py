@@ -165,11 +165,11 @@ class MPICommunicator(Communicator):
             return None
         return MPICommunicator(shared, self._groups, self._watchdog, self.deterministic)
 
-    def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
+    def _prepared(self, call: Call, finish: Callable[[], Any], out: Any) -> Callable[[], Any]:
         """The handle of `prepare`: what can be decided once is decided here."""
         native = self.engine.bound(call) if call.error is None and not self.checked else None
         if native is None:
-            return super()._prepared(call, finish)
+            return super()._prepared(call, finish, out)
         function, arguments = native
         shared, watchdog, pending, busy = (
             self._shared,

@@ -7,7 +7,6 @@ peers published. So calls that differ are refused on every rank before a byte is
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.base import Communicator
-from mpipar.comm.call import Call, Op
+from mpipar.comm.call import Array, Call, Op
 from mpipar.comm.flags import LINE_BYTES, Flags
 from mpipar.comm.node_calls import NodeCalls
-from mpipar.comm.node_host import Host, Pending, Queue
+from mpipar.comm.node_host import Door, Host, Pending, Queue
 from mpipar.comm.node_storage import NodeStorage
 from mpipar.comm.paths import Paths
-from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays
+from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays, shows
 from mpipar.comm.port import NodePort
-from mpipar.comm.replay import again, small
+from mpipar.comm.replay import again, bound
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CountOutOfRange, RankFailed
 
@@ -52,12 +51,12 @@ class NodeCommunicator(NodeStorage):
     ) -> None:
         super().__init__(inner.info, inner.name, inner.deterministic)
         self.inner, self.host = inner, host
-        self.busy = threading.Lock()
+        self.door = Door()
         self.open = True
         self.old_view = -1
         self.calls = Queue(self, host)
         self._port = NodePort(self)
-        self._plans = Plans()
+        self._plans = Plans(self._latest)
         self._set_lines(offsets, paths)
 
     def _set_lines(self, offsets: Sequence[int], paths: Paths) -> None:
@@ -149,7 +148,7 @@ class NodeCommunicator(NodeStorage):
             pending = Pending(call, self.programs.program(call))
             self.calls.add(pending)
         finally:
-            self.busy.release()
+            self.door.leave()
         block = (lambda: self._end(pending)) if self.host.turns else None
         return Request(
             call, lambda: self._advance(pending), self.calls.missing, self.deadline_s, block
@@ -179,11 +178,11 @@ class NodeCommunicator(NodeStorage):
 
     def move_on(self) -> None:
         """Move pending calls in node memory on, unless a thread is inside this group."""
-        if self.busy.acquire(blocking=False):
+        if self.door.enter():
             try:
                 self.calls.advance()
             finally:
-                self.busy.release()
+                self.door.leave()
 
     def close(self) -> None:
         """Release the group and its shared memory. Collective over it."""
@@ -204,6 +203,8 @@ class NodeCommunicator(NodeStorage):
     def renew(self) -> None:
         """Begin anew after calls were broken off. Collective; the transport must be sound."""
         self.calls.clear()
+        self.calls.halted.append(RankFailed("renewed"))  # for handles that knew the old lines
+        self.calls = Queue(self, self.host)
         self._plans.clear()
         lines = _lines(self.inner, self.host)  # the old ones stay: peers may look at them
         self._set_lines(lines, self.paths)
@@ -230,30 +231,35 @@ class NodeCommunicator(NodeStorage):
         out = arguments.get("out")
         plan = self._plans.known.get(key)
         if plan is not None and plan.fits(x, out):
-            plan.run()
-            return out if plan.result is None else plan.result.copy()
+            self._plans.set_latest(op, x, tuple(arguments.values()), plan)
+            return plan.run() if out is None else (plan.run(), out)[1]
         call, finish = self._built(op, x, arguments)
         if type(x) is not np.ndarray and call.on_device:
             self._start(call).wait()
             return finish()
         if self._plans.repeated(key, x):
             arguments.pop("out", None)
-            plan = self._plan(call, finish, x, out) if immortal(arguments.values()) else None
+            plan = self._plan(call, finish, x, out, out) if immortal(arguments.values()) else None
             if plan is not None:
                 self._plans.keep(key, plan)
-                plan.run()
-                return out if plan.result is None else plan.result.copy()
+                return plan.run() if out is None else (plan.run(), out)[1]
         self.submit(call).wait()
         return finish()
 
-    def _prepared(self, call: Call, finish: Callable[[], Any]) -> Callable[[], Any]:
+    def _prepared(self, call: Call, finish: Callable[[], Any], out: Any) -> Callable[[], Any]:
         """The handle of `prepare`: the call is planned at once."""
-        plan = None
-        if call.input is not None and call.output is not None:
-            plan = self._plan(call, finish, call.input, call.output)
+        source, target, plan = call.input, call.output, None
+        shown = None  # the result, where nothing is left to do after a call
+        if source is not None and target is not None:
+            if out is None or shows(out, target):
+                shown = finish()
+            fixed = shown is not None and shows(shown, target)
+            plan = self._plan(call, finish, source, target, shown if fixed else None)
         if plan is None:
-            return super()._prepared(call, finish)
+            return super()._prepared(call, finish, out)
         run = plan.run
+        if fixed and plan.held is not None:
+            return run
 
         def handle(held: Call = call) -> Any:
             run()
@@ -261,17 +267,20 @@ class NodeCommunicator(NodeStorage):
 
         return handle
 
-    def _plan(self, call: Call, finish: Callable[[], Any], x: Any, out: Any) -> Plan | None:
+    def _plan(
+        self, call: Call, finish: Callable[[], Any], x: Any, out: Any, shown: Any
+    ) -> Plan | None:
         given = planned_arrays(call, finish, x, out)
         if given is None:
             return None
         call, result = given
         path, programs = self.paths.choose(call), self.programs
-        places = programs.places(call, path)
-        plan = Plan(call, path, programs.code(call, path), *places, x, out, result)
-        plan.run = partial(again, self, plan)
-        if path == "flags" and self.flags.fence is None and not self.host.turns:
-            plan.run = small(self, plan)
+        said = (programs.code(call, path), *programs.places(call, path))
+        plan = self._plans.add(Plan(call, path, said, x, out))
+        simple = self.flags.fence is None and not self.host.turns
+        shown = shown if plan.held is not None else None  # large arrays are not kept alive
+        run = bound(self, plan, shown) if simple else partial(again, self, plan, shown)
+        plan.run = run if result is None else partial(_copied, run, result)
         return plan
 
     # -- one call ---------------------------------------------------------------------------
@@ -279,13 +288,13 @@ class NodeCommunicator(NodeStorage):
     def enter(self, call: Call) -> None:
         """Make this rank the one that is in a call, or say why it cannot be."""
         self.host.arriving(self, call)
-        if not self.busy.acquire(blocking=False):
+        if not self.door.enter():
             raise RankFailed(
                 f"two threads call {self.name} at the same time; give each thread its own group: "
                 "comm.split(0, purpose='thread name')"
             )
         if self.calls.halted:
-            self.busy.release()
+            self.door.leave()
             if not self.open:
                 raise RankFailed(f"{self.name} is closed; {call} came after close()")
             raise RankFailed(f"{self.name} is unusable since: {self.calls.halted[0]}")
@@ -308,8 +317,16 @@ class NodeCommunicator(NodeStorage):
         return pending.done
 
     def _end(self, pending: Pending) -> None:
-        with self.busy:
-            self.calls.drain(pending)
+        if self.door.enter():
+            try:
+                self.calls.drain(pending)
+            finally:
+                self.door.leave()
+
+
+def _copied(run: Callable[[], Any], result: Array) -> Array:
+    run()
+    return result.copy()
 
 
 def _lines(inner: Communicator, host: Host) -> list[int]:

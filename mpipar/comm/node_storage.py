@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,7 +11,7 @@ from mpipar.comm.arena import private_empty
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call
 from mpipar.comm.node_calls import NodeCalls
-from mpipar.comm.node_host import Host, Queue
+from mpipar.comm.node_host import Door, Host, Queue
 from mpipar.comm.plans import Plan, Plans, unowned
 from mpipar.comm.replay import views_again
 from mpipar.errors import CountOutOfRange
@@ -26,7 +25,7 @@ class NodeStorage(Communicator):
     host: Host
     calls: Queue
     programs: NodeCalls
-    busy: threading.Lock
+    door: Door
     old_view: int
     _plans: Plans
 
@@ -142,8 +141,8 @@ class NodeStorage(Communicator):
         place = -1 if call.input is None else memory.locate(call.input)
         if place >= 0 and call.input is not None and x.flags.c_contiguous:
             code = self.programs.code(call, "views")
-            plan = Plan(call._replace(input=unowned(call.input)), "views", code, place, -1, x,
-                        None, None)  # fmt: skip
+            shown = call._replace(input=unowned(call.input))
+            plan = Plan(shown, "views", (code, place, -1), x, None)
             self._plans.keep(key, plan)
             return views_again(self, plan)  # type: ignore[arg-type]
         if call.input is not None and call.input.size:
@@ -153,7 +152,7 @@ class NodeStorage(Communicator):
         try:
             self.calls.run(call, self.programs.collected(call, found))
         finally:
-            self.busy.release()
+            self.door.leave()
             self.drop_old_view()
             self.old_view = block
         return self.as_shown(found[0], call)

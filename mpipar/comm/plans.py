@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpipar.comm.flags import SLOT_BYTES
 from mpipar.comm.meeting import Script
 
 _MAX_PLANS = 4096
+Latest = dict[int, tuple[Any, ...]]
 
 
 class Plan:
@@ -29,32 +30,26 @@ class Plan:
         On views of the arrays that do not own them.
     path : str
         Its algorithm.
-    code, input_place, output_place : int
-        What this rank says of it.
+    said : tuple of int
+        What this rank says of it: signature, and where input and output lie.
     x, out : ndarray or None
         Whose identity is checked.
-    result : ndarray or None
-        Copied for the caller where there is no `out`.
     """
 
     __slots__ = (
-        *("call", "code", "dtype", "held", "input_place", "out", "output_place", "path", "raw"),
-        *("result", "run", "scripts", "shape", "shown", "x"),
+        *("__weakref__", "call", "dtype", "held", "out", "path", "raw", "run", "said", "scripts"),
+        *("shape", "shown", "x"),
     )
 
     def __init__(
         self,
         call: Call,
         path: str,
-        code: int,
-        input_place: int,
-        output_place: int,
+        said: tuple[int, int, int],
         x: Array | None,
         out: Array | None,
-        result: Array | None,
     ) -> None:
-        self.call, self.path, self.code = call, path, code
-        self.input_place, self.output_place, self.result = input_place, output_place, result
+        self.call, self.path, self.said = call, path, said
         self.x: Callable[[], Any] = _nobody if x is None else weakref.ref(x)
         self.out: Callable[[], Any] = _nobody if out is None else weakref.ref(out)
         self.shape = None if x is None else x.shape
@@ -65,7 +60,7 @@ class Plan:
             self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
         self.scripts: dict[Any, Script] = {}
         self.shown: dict[Any, tuple[Array, ...] | None] = {}
-        self.run: Callable[[], None] = _nobody
+        self.run: Callable[[], Any] = _nobody
 
     def fits(self, x: Any, out: Any) -> bool:
         """Whether these are still the same arrays, of the same shape and type."""
@@ -75,16 +70,41 @@ class Plan:
 
 
 class Plans:
-    """The plans of a group, found by the identity of what the caller wrote."""
+    """The plans of a group, found by the identity of what the caller wrote.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    latest : dict
+        By verb and identity of the input: what was last called so, where small arrays are kept.
+    """
+
+    def __init__(self, latest: dict[Op, Latest]) -> None:
         self.known: dict[tuple[Any, ...], Plan] = {}
         self._seen: dict[tuple[Any, ...], Callable[[], Any]] = {}
+        self._latest = latest
+        self._made: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def clear(self) -> None:
         """Forget everything."""
         self.known.clear()
         self._seen.clear()
+        for latest in self._latest.values():
+            latest.clear()
+        for plan in self._made:  # prepared handles live on
+            plan.scripts.clear()
+
+    def add(self, plan: Plan) -> Plan:
+        """Know of a plan as long as somebody holds it."""
+        self._made.add(plan)
+        return plan
+
+    def set_latest(self, op: Op, x: Any, arguments: Sequence[Any], plan: Plan) -> None:
+        """Let the verb find a plan at once if it comes again just so."""
+        latest = self._latest.get(op)
+        if latest is not None and plan.held is not None:
+            if len(latest) >= _MAX_PLANS:
+                latest.clear()
+            latest[id(x)] = (x, *arguments, plan.dtype, plan.run)
 
     def repeated(self, key: tuple[Any, ...], x: Any) -> bool:
         """Whether this array has come with this key before; then a plan is worth while."""
@@ -140,7 +160,7 @@ def planned_arrays(
             return None
         target = unowned(target)
     elif (target is not None and target.nbytes > SLOT_BYTES) or (
-        target is not None and (result := finish()) is not None and not _shows(result, target)
+        target is not None and (result := finish()) is not None and not shows(result, target)
     ):
         return None
     if source is not None:
@@ -177,7 +197,7 @@ def unowned(array: Array) -> Array:
     return np.ndarray((array.size,), array.dtype, memory)  # type: ignore[arg-type]
 
 
-def _shows(result: Any, target: Array) -> bool:
+def shows(result: Any, target: Array) -> bool:
     """Whether the result is the output seen in another shape."""
     return (
         type(result) is np.ndarray

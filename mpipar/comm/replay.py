@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.call import Array
-from mpipar.comm.flags import ARRIVE, FIRST_WORD, STEP, WORDS
+from mpipar.comm.flags import ARRIVE, FIRST_WORD, INPUT, OUTPUT, STEP, WORDS
+from mpipar.comm.meeting import Script
 from mpipar.comm.plans import Plan
 
 if TYPE_CHECKING:
     from mpipar.comm.node import NodeCommunicator
 
+_YIELDS = 16
+_STARTS = (FIRST_WORD, FIRST_WORD + WORDS)
+_Act = Callable[[], None]
 
-def again(comm: NodeCommunicator, plan: Plan) -> None:
+
+def again(comm: NodeCommunicator, plan: Plan, shown: Any) -> Any:
     """Make a planned call of any size.
 
     Parameters
@@ -22,6 +29,13 @@ def again(comm: NodeCommunicator, plan: Plan) -> None:
         Whose.
     plan : Plan
         Of a call whose arrays are alive.
+    shown : object
+        What the caller gets.
+
+    Returns
+    -------
+    object
+        `shown`.
     """
     calls, flags = comm.calls, comm.flags
     comm.enter(plan.call)
@@ -31,26 +45,29 @@ def again(comm: NodeCommunicator, plan: Plan) -> None:
         sequence = flags.sequence + 1
         if plan.raw is not None:
             flags.my_slots[sequence & 1][: plan.raw.nbytes] = plan.raw
-        flags.arrive((plan.code, plan.input_place, plan.output_place))
+        flags.arrive(plan.said)
         if not flags.reached(ARRIVE, sequence):
             calls.await_flag(plan.call, ARRIVE, sequence)
         _follow(comm, plan)
     finally:
-        comm.busy.release()
+        comm.door.leave()
+    return shown
 
 
-def _follow(comm: NodeCommunicator, plan: Plan) -> None:
-    """The rest of a planned call, after all have arrived."""
+def _follow(comm: NodeCommunicator, plan: Plan) -> Script | None:
+    """The rest of a planned call, after all have arrived; what was done, if it can be again."""
     calls, programs = comm.calls, comm.programs
-    script = plan.scripts.get(programs.heard())
+    key = programs.heard()
+    script = plan.scripts.get(key)
     if script is None:
         calls.run(plan.call, programs.after_arrival(plan.call, plan.path, plan.scripts))
-        return
+        return plan.scripts.get(key)
     for item in script:
         if item is not None:
             item[0](*item[1])
         else:
             calls.await_flag(plan.call, STEP, comm.flags.next_step())
+    return script
 
 
 def views_again(comm: NodeCommunicator, plan: Plan) -> tuple[Array, ...] | None:
@@ -74,75 +91,125 @@ def views_again(comm: NodeCommunicator, plan: Plan) -> tuple[Array, ...] | None:
         if calls.under_way:
             calls.drain()
         sequence = flags.sequence + 1
-        flags.arrive((plan.code, plan.input_place, -1))
+        flags.arrive(plan.said)
         if not flags.reached(ARRIVE, sequence):
             calls.await_flag(call, ARRIVE, sequence)
         key = programs.heard()
         if key not in plan.shown:
             found: list[list[Array] | None] = []
-            calls.run(call, programs.collected_after_arrival(call, plan.code, found))
+            calls.run(call, programs.collected_after_arrival(call, plan.said[0], found))
             plan.shown[key] = comm.as_shown(found[0], call)
         return plan.shown[key]
     finally:
         comm.drop_old_view()
-        comm.busy.release()
+        comm.door.leave()
 
 
-def small(comm: NodeCommunicator, plan: Plan) -> Callable[[], None]:
-    """A planned call through slots, with everything bound that does not change.
+def bound(comm: NodeCommunicator, plan: Plan, shown: Any) -> Callable[[], Any]:
+    """A planned call with everything bound that does not change.
 
     Parameters
     ----------
     comm : NodeCommunicator
-        Whose.
+        Whose ranks run by themselves, on a processor that needs no fence.
     plan : Plan
-        Of the path "flags", on a processor that needs no fence.
+        Of a call whose arrays are alive whenever it is made.
+    shown : object
+        What the caller gets.
 
     Returns
     -------
     callable
-        Makes the call.
+        Makes the call and returns `shown`.
     """
-    calls, flags, call, raw = comm.calls, comm.flags, plan.call, plan.raw
-    under_way, halted = calls.under_way, calls.halted
-    acquire, release = comm.busy.acquire, comm.busy.release
-    mine, peers, code, place = flags.mine, flags.peers, plan.code, plan.output_place
-    slots = [slot[: 0 if raw is None else raw.nbytes] for slot in flags.my_slots]
-    n_spins = range(comm.host.n_spins)
-    scripts: list[Any] = [None, None]
+    calls, flags, said, raw = comm.calls, comm.flags, plan.said, plan.raw
+    under_way, halted, written = calls.under_way, calls.halted, flags.written
+    take, put_back = comm.door.tokens.pop, comm.door.tokens.append
+    mine, peers, wait, code = flags.mine, flags.peers, _waiting(comm, plan), said[0]
+    placed = plan.path != "flags" or said[2] >= 0  # else only this rank knows its arrays
+    n_bytes = 0 if raw is None else raw.nbytes
+    # by the parity of the call: where it is said, what is done, and at which places of the peers
+    halves: list[tuple[Any, int, _Act | None, list[tuple[Any, int, int]]]] = [
+        (slot[:n_bytes], start, None, [])
+        for slot, start in zip(flags.my_slots, _STARTS, strict=True)
+    ]
 
-    def run() -> None:
-        if under_way or halted or not acquire(False):
-            again(comm, plan)
-            return
+    def run() -> Any:
+        if under_way or halted:
+            return again(comm, plan, shown)
+        try:
+            take()
+        except IndexError:  # says who is inside
+            return again(comm, plan, shown)
         try:
             flags.sequence = sequence = flags.sequence + 1
             parity = sequence & 1
+            slot, start, act, heard = halves[parity]
             if raw is not None:
-                slots[parity][:] = raw
-            start = FIRST_WORD + WORDS * parity
-            mine[start] = code
-            mine[start + 1] = -1
-            mine[start + 2] = place
-            mine[0] = sequence
-            script = scripts[parity]
+                slot[:] = raw
+            if written[parity] is not said:
+                flags.write(parity, said)
+            mine[ARRIVE] = sequence
             for line in peers:
-                if line[0] < sequence:
-                    for _ in n_spins:
-                        if line[0] >= sequence:
-                            break
-                    else:
-                        calls.await_flag(call, 0, sequence)
-                if line[start] != code or line[start + 2] != place:
-                    script = None
+                if line[ARRIVE] < sequence:
+                    wait(line, ARRIVE, sequence)
+                if line[start] != code:
+                    act = None
+            if placed:
+                for line, source, target in heard:
+                    if line[start + INPUT] != source or line[start + OUTPUT] != target:
+                        act = None
+            if act is not None:
+                act()
+                return shown
+            script = _follow(comm, plan)
             if script is not None:
-                for function, arguments in script:
-                    function(*arguments)
-                return
-            _follow(comm, plan)
-            if all(line[start] == code and line[start + 2] == place for line in peers):
-                scripts[parity] = plan.scripts[comm.programs.heard()]
+                places = [(e, e[start + INPUT], e[start + OUTPUT]) for e in peers]
+                halves[parity] = (slot, start, _act(comm, script, wait), places)
         finally:
-            release()
+            put_back(None)
+        return shown
 
     return run
+
+
+def _act(comm: NodeCommunicator, script: Script, wait: Callable[[Any, int, int], None]) -> _Act:
+    """A script as one function."""
+    flags = comm.flags
+    mine, peers = flags.mine, flags.peers
+
+    def step() -> None:
+        flags.step = value = flags.step + 1
+        mine[STEP] = value
+        for line in peers:
+            if line[STEP] < value:
+                wait(line, STEP, value)
+
+    items = [(step, ()) if item is None else item for item in script]
+    if len(items) == 1:
+        return partial(items[0][0], *items[0][1])
+
+    def act() -> None:
+        for function, arguments in items:
+            function(*arguments)
+
+    return act
+
+
+def _waiting(comm: NodeCommunicator, plan: Plan) -> Callable[[Any, int, int], None]:
+    """Wait for one peer: some looks, some yields, and then as every wait does."""
+    calls, call, pending = comm.calls, plan.call, comm.host.pending
+    spins, yields = range(comm.host.n_spins), range(_YIELDS)
+
+    def wait(line: Any, word: int, value: int) -> None:
+        for _ in spins:
+            if line[word] >= value:
+                return
+        if not pending:
+            for _ in yields:
+                sched_yield()
+                if line[word] >= value:
+                    return
+        calls.await_flag(call, word, value)
+
+    return wait

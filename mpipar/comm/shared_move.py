@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.meeting import Meeting, Script, store
+from mpipar.comm.meeting import Meeting, Script, copy_little, store
 
 _ONE_SIDED = (Op.BROADCAST, Op.SCATTER, Op.GATHER)
 _SAME_FOR_ALL = (Op.BROADCAST, Op.ALL_GATHER, Op.GATHER)
@@ -67,12 +67,12 @@ class Blocks:
         return Block(0, self.offsets[source], count)
 
 
-def _copied(block: Block, source: Array | None, target: Array | None) -> Script:
-    """The step that copies a block between two arrays of this process; in place is none."""
+def _pairs(block: Block, source: Array | None, target: Array | None) -> list[tuple[Array, Array]]:
+    """Where a block between two arrays of this process goes to and lies; in place is none."""
     if source is None or target is None or source is target or block.n == 0:
         return []
     start, place, n = block
-    return [(np.copyto, (target[place : place + n], source[start : start + n]))]
+    return [(target[place : place + n], source[start : start + n])]
 
 
 def move_small(meeting: Meeting, rows: Sequence[Array]) -> Script:
@@ -95,7 +95,8 @@ def move_small(meeting: Meeting, rows: Sequence[Array]) -> Script:
     script: Script = []
     for source in range(meeting.n):
         row = call.input if source == me else rows[source]
-        script += _copied(table.between(source, me), row, call.output)
+        for pair in _pairs(table.between(source, me), row, call.output):
+            script.append(copy_little(*pair))
     return script
 
 
@@ -114,7 +115,8 @@ def move(meeting: Meeting) -> Script:
     """
     me, n, call = meeting.rank, meeting.n, meeting.call
     work = _Moves(meeting)
-    script = _copied(work.table.between(me, me), call.input, call.output)
+    own = _pairs(work.table.between(me, me), call.input, call.output)
+    script: Script = [(np.copyto, pair) for pair in own]
     for step in range(1, n):
         script += work.pull((me - step) % n)
         script += work.push((me + step) % n)

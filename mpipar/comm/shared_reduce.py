@@ -15,7 +15,7 @@ import numpy as np
 
 from mpipar.comm.arrays import accumulation_dtype, reduce_rows
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.meeting import Meeting, Script, store
+from mpipar.comm.meeting import Meeting, Script, copy_little, store
 from mpipar.units.remainder import spread_sizes
 
 
@@ -33,12 +33,6 @@ _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.MIN: _minimum,
     ReduceOp.MAX: _maximum,
 }
-
-
-def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
-    """Overflow is silent, as in the MPI: a warning made an error would leave peers waiting."""
-    with np.errstate(all="ignore"):
-        function(*arguments)
 
 
 def reduction(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -> Script:
@@ -116,11 +110,11 @@ def reduce_small(meeting: Meeting, rows: Sequence[Array]) -> Script:
     if call.op is Op.REDUCE_SCATTER:
         low, high = slices(call, meeting.n)[meeting.rank]
         rows = [row[low:high] for row in rows]
-    scratch = np.empty_like(rows[0])
+    scratch, quietly = np.empty_like(rows[0]), meeting.buffers.quietly
     if not meeting.is_shared_result:
-        return reduction(rows, op, target, scratch)
+        return quietly(reduction(rows, op, target, scratch))
     private = np.empty_like(target)  # peers may read the result already: write final values only
-    return [*reduction(rows, op, private, scratch), (np.copyto, (target, private))]
+    return [*quietly(reduction(rows, op, private, scratch)), copy_little(target, private)]
 
 
 def reduce_slices(meeting: Meeting) -> Script:
@@ -212,7 +206,7 @@ class _Slices:
         else:
             out = slot if self.stages_results else meeting.scratch(n, self.target.dtype, -1)
         steps = reduction(rows, self.op, out, meeting.scratch(n, self.source.dtype, -2))
-        script += [(_quietly, (item[0], *item[1])) for item in steps if item is not None]
+        script += meeting.buffers.quietly(steps)
         script += [store(there, part, out) for there in self.pushes]
         if self.stages_results and out is not slot:
             script.append((np.copyto, (slot, out)))
