@@ -226,12 +226,13 @@ def reduce_rows(rows: Sequence[Array], op: ReduceOp, out: Array) -> None:
         return
     wide = accumulation_dtype(dtype, op)
     ufunc = _UFUNCS[op]
-    total = rows[0].astype(wide)
-    for row in rows[1:]:
-        ufunc(total, row.astype(wide, copy=False), out=total)
-    if op is ReduceOp.MEAN:
-        np.divide(total, len(rows), out=total)
-    out[...] = total.astype(out.dtype, copy=False)
+    with np.errstate(all="ignore"):  # overflow is silent, as in the MPI
+        total = rows[0].astype(wide)
+        for row in rows[1:]:
+            ufunc(total, row.astype(wide, copy=False), out=total)
+        if op is ReduceOp.MEAN:
+            np.divide(total, len(rows), out=total)
+        out[...] = total.astype(out.dtype, copy=False)
 
 
 def location_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -145,8 +145,8 @@ class Collectives:
         known = self._scattered.get(id(x))
         if known is not None:
             a, b, c, d, e, f, dtype, run = known
-            same = a is x and b is op and c is dim and d is counts and x.dtype is dtype
-            if same and e is out and f is deterministic:
+            same = a is x and b is op and c is dim and d is counts and e is out and x.ndim == 1
+            if same and f is deterministic and x.dtype is dtype:
                 return run()
         return self._run(Op.REDUCE_SCATTER, x, op=op, dim=dim, counts=counts, out=out,
                          deterministic=deterministic)  # fmt: skip
@@ -205,7 +205,8 @@ class Collectives:
         known = self._gathered.get(id(x))
         if known is not None:
             a, b, c, d, dtype, run = known
-            if a is x and b is dim and c is counts and d is out and x.dtype is dtype:
+            same = a is x and b is dim and c is counts and d is out and x.ndim == 1
+            if same and x.dtype is dtype:
                 return run()
         return self._run(Op.ALL_GATHER, x, dim=dim, counts=counts, out=out)
 
@@ -262,8 +263,8 @@ class Collectives:
         known = self._exchanged.get(id(x))
         if known is not None:
             a, b, c, d, e, dtype, run = known
-            same = a is x and b is dim and c is send_counts and x.dtype is dtype
-            if same and d is recv_counts and e is out:
+            same = a is x and b is dim and c is send_counts and d is recv_counts and e is out
+            if same and x.ndim == 1 and x.dtype is dtype:
                 return run()
         if send_counts is not None and recv_counts is None:
             recv_counts = self._exchanged_counts(send_counts)

@@ -99,9 +99,18 @@ class Plans:
         return plan
 
     def set_latest(self, op: Op, x: Any, arguments: Sequence[Any], plan: Plan) -> None:
-        """Let the verb find a plan at once if it comes again just so."""
+        """Let the verb find a plan at once if it comes again just so.
+
+        The verb does not look at the shape of `x`: so only where that changes nothing, or where
+        `x` has one dimension, which the verb does look at.
+        """
         latest = self._latest.get(op)
-        if latest is not None and plan.held is not None:
+        safe = x is None or (
+            plan.held is not None
+            and plan.out() is not None
+            and (x.ndim == 1 or op in (Op.ALL_REDUCE, Op.BROADCAST))
+        )
+        if safe and latest is not None:
             if len(latest) >= _MAX_PLANS:
                 latest.clear()
             latest[id(x)] = (x, *arguments, plan.dtype, plan.run)

@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +11,7 @@ import pytest
 
 from mpipar.comm import Communicator, Op, ReduceOp, ThreadWorld
 from mpipar.comm.node import NodeCommunicator
-from mpipar.errors import CollectiveMismatch, RankFailed, UnsupportedArray
+from mpipar.errors import CollectiveMismatch, LayoutError, RankFailed, UnsupportedArray
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 WAYS = ("", "flags", "stage", "copy", "mpi")
@@ -167,6 +168,7 @@ def test_plans_follow_arrays_that_change_and_die(comm: Communicator) -> None:
             y = np.full(size, float(turn))
             assert (group.all_reduce(y, out=y) == n * turn).all()
             assert (group.all_reduce(y, out=y) == n * n * turn).all()
+    check_changes_in_place(group)
     prepared = group.prepare(Op.ALL_REDUCE, out, out=out)
     out[...] = 1
     assert (prepared() == n).all()
@@ -174,6 +176,41 @@ def test_plans_follow_arrays_that_change_and_die(comm: Communicator) -> None:
     group.close()
     with pytest.raises(RankFailed, match="closed"):
         prepared()
+
+
+def check_changes_in_place(group: Communicator) -> None:
+    """A known array of another shape or type is another array."""
+    n, m = group.size, group.size + 1
+    x, out = np.arange(2.0 * m) + group.rank, np.zeros(2 * m * n)
+    for _ in range(4):
+        group.all_gather(x, out=out)
+        assert group.all_reduce(x).shape == x.shape
+    x.shape = (2, m)
+    assert group.all_reduce(x).shape == (2, m)
+    with pytest.raises(LayoutError, match="out has shape"):
+        group.all_gather(x, out=out)
+    out.shape = (2, m * n)
+    want = np.concatenate([(np.arange(2.0 * m) + r).reshape(2, m) for r in range(n)], 1)
+    for _ in range(4):
+        np.testing.assert_array_equal(group.all_gather(x, dim=1, out=out), want)
+    y, total = np.ones(8, np.int32), np.zeros(8, np.int32)
+    for _ in range(4):
+        group.all_reduce(y, out=total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        y.dtype = np.dtype(np.float32)
+    with pytest.raises(LayoutError, match="float32"):
+        group.all_reduce(y, out=total)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("n_elements", [4, 40_000])
+def test_overflow_is_silent_and_infinite(comm: Communicator, dtype, n_elements: int) -> None:
+    group = group_of(comm)  # a warning is an error here, and would leave the others waiting
+    x = np.full(n_elements, np.finfo(dtype).max)
+    for _ in range(4):
+        assert np.isinf(group.all_reduce(x)).all() == (group.size > 1)
+    group.close()
 
 
 def test_pending_calls_go_on_in_waits_of_other_groups(comm: Communicator) -> None:
