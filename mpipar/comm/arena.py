@@ -7,13 +7,16 @@ import math
 import os
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterable
+from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from mpipar.comm.call import Array
 from mpipar.comm.memory import PAGE, Memory
-from mpipar.errors import CountOutOfRange
+from mpipar.errors import CountOutOfRange, UnsupportedArray
 
 _log = logging.getLogger("mpipar")
 _SEGMENT = 8 * 2**20
@@ -120,7 +123,7 @@ class Arena:
         ndarray
             C-ordered, not initialised.
         """
-        kind, dims = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+        dims, kind = checked_spec(shape, dtype)
         n = math.prod(dims)
         return self.memory.view(self.take(n * kind.itemsize), n, kind).reshape(dims)
 
@@ -186,6 +189,42 @@ def region_limit(n_regions: int) -> int:
     return physical // n_regions // PAGE * PAGE
 
 
+def checked_spec(
+    shape: int | tuple[int, ...], dtype: DTypeLike
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Extents and type of a new array, or what is wrong with them.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Of the array.
+    dtype : dtype
+        Element type.
+
+    Returns
+    -------
+    (tuple of int, dtype)
+        Sound.
+
+    Raises
+    ------
+    CountOutOfRange
+        For a negative extent.
+    UnsupportedArray
+        For Python objects, and for what is no shape or no type.
+    """
+    try:
+        kind = np.dtype(dtype)
+        dims = tuple(map(index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError as error:
+        raise UnsupportedArray(f"shape {shape!r}, dtype {dtype!r}: {error}") from None
+    if kind.hasobject:
+        raise UnsupportedArray(f"dtype {kind}: Python objects have no place in shared memory")
+    if min(dims, default=0) < 0:
+        raise CountOutOfRange(f"extents of shape {dims}", "0 or more", min(dims))
+    return dims, kind
+
+
 def private_empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
     """An aligned array in private memory.
 
@@ -201,9 +240,15 @@ def private_empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
     ndarray
         C-ordered, not initialised, aligned to 64 bytes.
     """
-    kind, dims = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+    dims, kind = checked_spec(shape, dtype)
     n_bytes = math.prod(dims) * kind.itemsize
-    raw = np.empty(n_bytes + _LINE, np.uint8)
+    try:
+        raw = np.empty(n_bytes + _LINE, np.uint8)
+    except (MemoryError, ValueError):
+        raise CountOutOfRange(
+            f"bytes of an array of shape {dims} and dtype {kind}", "what this machine can give",
+            n_bytes,
+        ) from None  # fmt: skip
     start = -raw.__array_interface__["data"][0] % _LINE
     return raw[start : start + n_bytes].view(kind).reshape(dims)
 

@@ -52,6 +52,11 @@ def as_array(x: Any, role: str) -> Array:
                 f"{role} lives on a device; this call reads host memory: copy it with "
                 "array.get() or numpy.asarray first"
             )
+        if isinstance(x, np.ma.MaskedArray):
+            raise UnsupportedArray(
+                f"{role} is a masked array, whose mask would be lost: send x.filled(value), or "
+                "its data and its mask"
+            )
         try:
             x = np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:

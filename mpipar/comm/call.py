@@ -92,7 +92,9 @@ class Cut(NamedTuple):
 
     def __str__(self) -> str:
         """As in a signature."""
-        text = f"{self.shape} dim {self.dim}"
+        extents = [*map(str, self.shape)]
+        extents.insert(self.dim, "*")  # ranks may differ there
+        text = f"({', '.join(extents)}) dim {self.dim}"
         return text if self.counts is None else f"{text} counts {self.counts}"
 
 

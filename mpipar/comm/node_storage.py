@@ -7,7 +7,7 @@ import logging
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpipar.comm.arena import private_empty
+from mpipar.comm.arena import checked_spec, private_empty
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call
 from mpipar.comm.node_calls import NodeCalls
@@ -75,6 +75,7 @@ class NodeStorage(Communicator):
         ndarray
             Read-only; `out` of all_reduce, all_gather and broadcast.
         """
+        checked_spec(shape, dtype)  # the same refusal on every rank
         memory, array, place = self.host.arena.memory, None, np.array(-1, np.int64)
         if self.rank == 0:
             array = self.empty(shape, dtype)

@@ -19,10 +19,16 @@ from mpipar.units.remainder import spread_sizes
 
 def check_rank(role: str, rank: Any, size: int) -> int:
     """A rank of the group, or a refusal that names the range."""
-    index = operator.index(rank)
+    index = _whole(role, rank, size)
     if not 0 <= index < size:
         raise CountOutOfRange(role, f"0..{size - 1} (group of {size})", index)
     return index
+
+
+def _whole(role: str, value: Any, size: int) -> int:
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise UnsupportedArray(f"{role}={value!r} is no whole number; 0..{size - 1} would do")
+    return operator.index(value)
 
 
 def check_dim(x: Array, dim: int) -> int:

@@ -65,7 +65,7 @@ class ThreadWorld:
         on_call: Fault | None = None,
         node_size: int | None = None,
     ) -> None:
-        if n_ranks < 1:
+        if not isinstance(n_ranks, int) or n_ranks < 1:
             raise CountOutOfRange("number of ranks", "1 or more", n_ranks)
         self.n_ranks = n_ranks
         self.deadline_s = deadline_s

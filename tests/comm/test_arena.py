@@ -10,7 +10,7 @@ import pytest
 from mpipar.comm import Communicator, ThreadWorld
 from mpipar.comm.arena import Arena, region_limit
 from mpipar.comm.memory import Memory
-from mpipar.errors import CountOutOfRange
+from mpipar.errors import CountOutOfRange, UnsupportedArray
 
 MIB = 2**20
 
@@ -128,3 +128,20 @@ def test_private_memory_is_announced(caplog: pytest.LogCaptureFixture) -> None:
         assert ThreadWorld(3, node_size=3).run(body) == [6.0] * 3
     assert "takes private memory instead" in caplog.text
     assert "MPIPAR_ARENA_BYTES" in caplog.text
+
+
+def test_no_array_is_a_clear_refusal_on_every_rank() -> None:
+    def body(comm: Communicator) -> None:
+        for make in (comm.empty, comm.empty_shared):
+            with pytest.raises(CountOutOfRange, match="must be in range 0 or more, got -1"):
+                make((2, -1))
+            for shape, dtype in ((2, object), (2, "abc"), ("abc", np.int8), (2.5, np.int8)):
+                with pytest.raises(UnsupportedArray):
+                    make(shape, dtype)
+            assert make((0, 3)).shape == (0, 3)
+        with pytest.raises(CountOutOfRange, match="what this machine can give, got 4611686018"):
+            comm.empty((1 << 31, 1 << 31), np.uint8)
+        assert comm.all_reduce(1) == comm.size
+
+    for node_size in (0, 2):
+        ThreadWorld(2, node_size=node_size).run(body)

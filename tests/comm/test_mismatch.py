@@ -103,6 +103,21 @@ MISTAKES: dict[str, tuple[Calls, type[Exception], list[str]]] = {
         CountOutOfRange,
         ["root must be in range 0..", "got -1"],
     ),
+    "a root that is no whole number": (
+        lambda c: c.broadcast(1, root=1.0 if last(c) else 0),  # type: ignore[arg-type]
+        UnsupportedArray,
+        ["root=1.0 is no whole number; 0..", "would do"],
+    ),
+    "a root that is a truth": (
+        lambda c: c.broadcast(1, root=True),
+        UnsupportedArray,
+        ["root=True is no whole number"],
+    ),
+    "a mask": (
+        lambda c: c.all_reduce(np.ma.masked_equal([1, 2], 2) if last(c) else np.ones(2, int)),
+        UnsupportedArray,
+        ["masked array", "filled"],
+    ),
     "a wrong dim": (
         lambda c: c.all_gather(np.zeros((2, 2)), dim=2 if last(c) else 0),
         CountOutOfRange,
