@@ -72,7 +72,7 @@ MISMATCHES: dict[str, tuple[Calls, list[str]]] = {
     ),
     "rows of all_gather": (
         lambda c: c.all_gather(np.zeros((2, 3 + last(c)))),
-        ["(3,)", "(4,)"],
+        ["(*, 3) dim 0", "(*, 4) dim 0"],
     ),
     "extent of all_gather": (
         lambda c: c.all_gather(np.zeros(2 + last(c))),
