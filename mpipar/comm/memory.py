@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array
-
-PAGE = 4096
-_POPULATE_WRITE = 23  # Linux 5.14
+from mpipar.comm.huge_pages import PAGE, collapse, huge_page, map_file, populate
 
 
 class Memory:
@@ -28,18 +26,21 @@ class Memory:
 
     Parameters
     ----------
-    map_ : mmap.mmap
+    buffer : buffer
         All regions, one after the other.
     n_regions : int
         Number of ranks that share it.
     file : int
         Descriptor behind the mapping, or -1.
+    owner : object
+        Keeps the mapping.
     """
 
-    def __init__(self, map_: mmap.mmap, n_regions: int, file: int = -1) -> None:
-        self._map = map_
+    def __init__(self, buffer: Any, n_regions: int, file: int = -1, owner: object = None) -> None:
+        self._owner = owner
         self._file = file
-        self.bytes = np.frombuffer(map_, np.uint8)
+        self._huge = huge_page()
+        self.bytes = np.frombuffer(buffer, np.uint8)
         self.address = self.bytes.__array_interface__["data"][0]
         self.n_bytes = self.bytes.size
         self.region_bytes = self.n_bytes // n_regions
@@ -93,7 +94,8 @@ class Memory:
             None on every process where one of them cannot map it.
         """
         for make in (_anonymous_file, _named_file):
-            path, file, total = "", -1, region_bytes // PAGE * PAGE * n_regions
+            path, file, unit = "", -1, max(PAGE, huge_page())
+            total = max(unit, region_bytes // unit * unit) * n_regions
             if index == 0:
                 with contextlib.suppress(OSError):
                     path, file = make(total)
@@ -102,12 +104,12 @@ class Memory:
             if path:
                 with contextlib.suppress(OSError, ValueError):
                     file = os.open(path, os.O_RDWR) if index else file
-                    mapped = mmap.mmap(file, total)
+                    mapped = map_file(file, total)
             agreed = least(int(mapped is not None))
             if index == 0 and make is _named_file and path:
                 os.unlink(path)
             if agreed and mapped is not None:
-                return cls(mapped, n_regions, file)
+                return cls(mapped[1], n_regions, file, mapped[0])
             if file >= 0:
                 os.close(file)
         return None
@@ -126,16 +128,32 @@ class Memory:
             If there is no room.
         """
         if self._file >= 0:
-            os.posix_fallocate(self._file, start, n_bytes)
-        self.touch(start, n_bytes)
+            stop, low = start + n_bytes, start
+            if self._huge:
+                low = min(stop, start + -start % self._huge)
+                high = max(low, stop // self._huge * self._huge)
+                if self._on_huge_pages(low, high):
+                    self._fallocate(start, low)
+                    low = high
+                else:
+                    low = start
+            self._fallocate(low, stop)
+            self.touch(start, n_bytes)
+
+    def _on_huge_pages(self, low: int, high: int) -> bool:
+        """Back whole huge pages from one page each; false where the system does not give them."""
+        for start in range(low, high, self._huge):
+            self._fallocate(start, start + PAGE)
+        self.bytes[low : high : self._huge] = 0
+        return high > low and collapse(self.address + low, high - low)
+
+    def _fallocate(self, start: int, stop: int) -> None:
+        if stop > start:
+            os.posix_fallocate(self._file, start, stop - start)
 
     def touch(self, start: int, n_bytes: int) -> None:
         """Enter pages that somebody has backed into this process's table, all at once."""
-        if self._file < 0:
-            return
-        try:
-            self._map.madvise(_POPULATE_WRITE, start, n_bytes)
-        except OSError:
+        if self._file >= 0 and not populate(self.address + start, n_bytes):
             self.bytes[start : start + n_bytes : PAGE].sum()
 
     def locate(self, array: Array) -> int:
@@ -167,7 +185,7 @@ class Memory:
         memoryview
             Of format ``q``: read and written in one piece.
         """
-        return memoryview(self._map)[offset : offset + n_bytes].cast("q")
+        return memoryview(self.bytes)[offset : offset + n_bytes].cast("q")  # type: ignore[arg-type]
 
     def view(self, offset: int, n_elements: int, dtype: np.dtype[Any]) -> Array:
         """A flat array somewhere in the mapping.
