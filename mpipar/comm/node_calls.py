@@ -96,7 +96,7 @@ class NodeCalls:
     def after_arrival(self, call: Call, path: str, kept: dict[Any, Script] | None = None) -> Waits:
         """The rest of a collective; what it did is put into `kept`, to be done again."""
         yield from self._agree(call, self.code(call, path))
-        key = self.heard()
+        key = self.heard(path)
         meeting = self._meeting(call)
         if call.op is Op.ALL_TO_ALL and not call.uniform:
             yield from self._exchange_counts(meeting)
@@ -118,10 +118,10 @@ class NodeCalls:
             else:
                 item[0](*item[1])
 
-    def heard(self) -> tuple[Any, ...]:
-        """All that the other ranks said of the present call, and which of two slots it uses."""
+    def heard(self, path: str) -> tuple[Any, ...]:
+        """All that the other ranks said of the present call, and which slot it uses if it does."""
         start = FIRST_WORD + WORDS * (self.flags.sequence & 1)
-        key = [start]
+        key = [start if path == "flags" else 0]
         for line in self.flags.peers:
             key += (line[start], line[start + 1], line[start + 2])
         return tuple(key)

@@ -57,7 +57,7 @@ def again(comm: NodeCommunicator, plan: Plan, shown: Any) -> Any:
 def _follow(comm: NodeCommunicator, plan: Plan) -> Script | None:
     """The rest of a planned call, after all have arrived; what was done, if it can be again."""
     calls, programs = comm.calls, comm.programs
-    key = programs.heard()
+    key = programs.heard(plan.path)
     script = plan.scripts.get(key)
     if script is None:
         calls.run(plan.call, programs.after_arrival(plan.call, plan.path, plan.scripts))
@@ -94,7 +94,7 @@ def views_again(comm: NodeCommunicator, plan: Plan) -> tuple[Array, ...] | None:
         flags.arrive(plan.said)
         if not flags.reached(ARRIVE, sequence):
             calls.await_flag(call, ARRIVE, sequence)
-        key = programs.heard()
+        key = programs.heard(plan.path)
         if key not in plan.shown:
             found: list[list[Array] | None] = []
             calls.run(call, programs.collected_after_arrival(call, plan.said[0], found))
@@ -126,7 +126,8 @@ def bound(comm: NodeCommunicator, plan: Plan, shown: Any) -> Callable[[], Any]:
     under_way, halted, written = calls.under_way, calls.halted, flags.written
     take, put_back = comm.door.tokens.pop, comm.door.tokens.append
     mine, peers, wait, code = flags.mine, flags.peers, _waiting(comm, plan), said[0]
-    placed = plan.path != "flags" or said[2] >= 0  # else only this rank knows its arrays
+    uses_slots = plan.path == "flags"
+    placed = not uses_slots or said[2] >= 0  # else only this rank knows its arrays
     n_bytes = 0 if raw is None else raw.nbytes
     # by the parity of the call: where it is said, what is done, and at which places of the peers
     halves: list[tuple[Any, int, _Act | None, list[tuple[Any, int, int]]]] = [
@@ -165,7 +166,9 @@ def bound(comm: NodeCommunicator, plan: Plan, shown: Any) -> Callable[[], Any]:
             script = _follow(comm, plan)
             if script is not None:
                 places = [(e, e[start + INPUT], e[start + OUTPUT]) for e in peers]
-                halves[parity] = (slot, start, _act(comm, script, wait), places)
+                act = _act(comm, script, wait)
+                for half in (parity,) if uses_slots else (0, 1):
+                    halves[half] = (*halves[half][:2], act, places)
         finally:
             put_back(None)
         return shown
