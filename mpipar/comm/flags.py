@@ -70,6 +70,8 @@ class Flags:
         self.sequence = 0
         self.step = 0
         self.written: list[object] = [None, None]
+        places = [offsets[rank] + 8 * (FIRST_WORD + WORDS * parity) for parity in (0, 1)]
+        self.my_words = [memoryview(memory.bytes)[p : p + 24] for p in places]  # type: ignore[arg-type]
 
     @staticmethod
     def _parts(memory: Memory, start: int, n_bytes: int) -> list[Array]:

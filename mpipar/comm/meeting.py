@@ -62,15 +62,15 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[int, Array] = {}
-        self._silent: Callable[..., Any] = _silently
+        self.silent: Callable[..., Any] = _silently
         if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # before, silence was a thread's
             context = copy_context()
             context.run(np.seterr, all="ignore")
-            self._silent = context.run
+            self.silent = context.run
 
     def quietly(self, script: Script) -> Script:
         """The same steps without warnings; none of them waits."""
-        return [(self._silent, (item[0], *item[1])) for item in script if item is not None]
+        return [(self.silent, (item[0], *item[1])) for item in script if item is not None]
 
     def take(self, n: int, dtype: np.dtype[Any], key: int) -> Array:
         """The buffer of a key, as n elements."""

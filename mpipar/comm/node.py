@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.base import Communicator
-from mpipar.comm.call import Array, Call, Op
+from mpipar.comm.call import Call, Op
 from mpipar.comm.flags import LINE_BYTES, Flags
 from mpipar.comm.node_calls import NodeCalls
 from mpipar.comm.node_host import Door, Host, Pending, Queue
@@ -23,7 +23,7 @@ from mpipar.comm.node_storage import NodeStorage
 from mpipar.comm.paths import Paths
 from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays, shows
 from mpipar.comm.port import NodePort
-from mpipar.comm.replay import again, bound
+from mpipar.comm.replay import again, replayer
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CountOutOfRange, RankFailed
 
@@ -64,6 +64,8 @@ class NodeCommunicator(NodeStorage):
         self._line = offsets[self.rank]
         self.flags = Flags(host.arena.memory, offsets, self.rank, host.fence)
         self.programs = NodeCalls(self.inner, host, self.flags, paths, host.process_ids(self.inner))
+        simple = host.fence is None and not host.turns
+        self._replay = replayer(self) if simple else partial(again, self)  # type: ignore[method-assign]
         host.adopt(self)
 
     @classmethod
@@ -227,61 +229,55 @@ class NodeCommunicator(NodeStorage):
     # -- calls made again -------------------------------------------------------------------
 
     def _run(self, op: Op, x: Any, /, **arguments: Any) -> Any:
-        key = (op, id(x), *map(id, arguments.values()))
+        values = tuple(arguments.values())
+        key = (op, id(x), *map(id, values))
         out = arguments.get("out")
         plan = self._plans.known.get(key)
         if plan is not None and plan.fits(x, out):
-            self._plans.set_latest(op, x, tuple(arguments.values()), plan)
-            return plan.run() if out is None else (plan.run(), out)[1]
+            self._plans.set_latest(op, x, values, plan)
+            return self._shown(plan, out)
         call, finish = self._built(op, x, arguments)
         if type(x) is not np.ndarray and call.on_device:
             self._start(call).wait()
             return finish()
         if self._plans.repeated(key, x):
             arguments.pop("out", None)
-            plan = self._plan(call, finish, x, out, out) if immortal(arguments.values()) else None
-            if plan is not None:
+            given = planned_arrays(call, finish, x, out) if immortal(arguments.values()) else None
+            if given is not None:
+                plan = self._plan(given[0], x, out, given[1], False)
                 self._plans.keep(key, plan)
-                return plan.run() if out is None else (plan.run(), out)[1]
+                self._plans.set_latest(op, x, values, plan)
+                return self._shown(plan, out)
         self.submit(call).wait()
         return finish()
 
+    def _shown(self, plan: Plan, out: Any) -> Any:
+        """The result of a planned call: the user's array, or a copy of what the plan keeps."""
+        result = self._replay(plan)
+        return out if out is not None or result is None else result.copy()
+
     def _prepared(self, call: Call, finish: Callable[[], Any], out: Any) -> Callable[[], Any]:
         """The handle of `prepare`: the call is planned at once."""
-        source, target, plan = call.input, call.output, None
-        shown = None  # the result, where nothing is left to do after a call
+        source, target, given = call.input, call.output, None
         if source is not None and target is not None:
-            if out is None or shows(out, target):
-                shown = finish()
-            fixed = shown is not None and shows(shown, target)
-            plan = self._plan(call, finish, source, target, shown if fixed else None)
-        if plan is None:
+            given = planned_arrays(call, finish, source, target)
+        if given is None or target is None:
             return super()._prepared(call, finish, out)
-        run = plan.run
-        if fixed and plan.held is not None:
-            return run
+        shown = finish() if out is None or shows(out, target) else None
+        plan = self._plan(given[0], source, target, shown, True)
+        if shown is not None and shows(shown, target):
+            return partial(self._replay, plan)  # nothing is left to do after a call
 
-        def handle(held: Call = call) -> Any:
-            run()
+        def handle() -> Any:
+            self._replay(plan)
             return finish()
 
         return handle
 
-    def _plan(
-        self, call: Call, finish: Callable[[], Any], x: Any, out: Any, shown: Any
-    ) -> Plan | None:
-        given = planned_arrays(call, finish, x, out)
-        if given is None:
-            return None
-        call, result = given
+    def _plan(self, call: Call, x: Any, out: Any, shown: Any, hold: bool) -> Plan:
         path, programs = self.paths.choose(call), self.programs
         said = (programs.code(call, path), *programs.places(call, path))
-        plan = self._plans.add(Plan(call, path, said, x, out))
-        simple = self.flags.fence is None and not self.host.turns
-        shown = shown if plan.held is not None else None  # large arrays are not kept alive
-        run = bound(self, plan, shown) if simple else partial(again, self, plan, shown)
-        plan.run = run if result is None else partial(_copied, run, result)
-        return plan
+        return self._plans.add(Plan(call, path, said, x, out, shown, hold))
 
     # -- one call ---------------------------------------------------------------------------
 
@@ -322,11 +318,6 @@ class NodeCommunicator(NodeStorage):
                 self.calls.drain(pending)
             finally:
                 self.door.leave()
-
-
-def _copied(run: Callable[[], Any], result: Array) -> Array:
-    run()
-    return result.copy()
 
 
 def _lines(inner: Communicator, host: Host) -> list[int]:

@@ -68,7 +68,7 @@ class NodeCalls:
         self._pids = pids
         self._stages: Stages | None = None
         self._stage_failed = False
-        self._scratch = Scratch()
+        self.scratch = Scratch()
         self._codes: dict[Any, int] = {}
         self.shared_places: set[int] = set()
 
@@ -179,7 +179,7 @@ class NodeCalls:
             [reach(place, rank, last) for rank, place in enumerate(outputs)],
             [place if place >= 0 else -1 - rank for rank, place in enumerate(outputs)],
             self._stages,
-            self._scratch,
+            self.scratch,
             self.paths.chunk_bytes(self.size),
         )
 

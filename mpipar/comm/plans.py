@@ -19,6 +19,10 @@ from mpipar.comm.meeting import Script
 
 _MAX_PLANS = 4096
 Latest = dict[int, tuple[Any, ...]]
+"""By identity of the input: the other arguments of a verb's last call on it, and its plan."""
+Half = tuple[tuple[Any, ...] | None, tuple[int, ...]]
+"""What is done in a call of one parity (None where ranks must have come as far), if the peers'
+arrays lie at these places."""
 
 
 class Plan:
@@ -34,11 +38,15 @@ class Plan:
         What this rank says of it: signature, and where input and output lie.
     x, out : ndarray or None
         Whose identity is checked.
+    shown : object
+        What a repeated call returns, where that is kept.
+    hold : bool
+        Whether the arrays are kept alive; small ones always are.
     """
 
     __slots__ = (
-        *("__weakref__", "call", "dtype", "held", "out", "path", "raw", "run", "said", "scripts"),
-        *("shape", "shown", "x"),
+        *("__weakref__", "call", "code", "dtype", "even", "held", "odd", "out", "path", "raw"),
+        *("said", "scripts", "shape", "shown", "views", "words", "x"),
     )
 
     def __init__(
@@ -48,25 +56,54 @@ class Plan:
         said: tuple[int, int, int],
         x: Array | None,
         out: Array | None,
+        shown: Any = None,
+        hold: bool = False,
     ) -> None:
-        self.call, self.path, self.said = call, path, said
+        small = path == "flags"
+        self.call, self.path, self.said, self.code = call, path, said, said[0]
+        self.words = np.array(said, np.int64).tobytes()
         self.x: Callable[[], Any] = _nobody if x is None else weakref.ref(x)
         self.out: Callable[[], Any] = _nobody if out is None else weakref.ref(out)
         self.shape = None if x is None else x.shape
         self.dtype = None if x is None else x.dtype
-        self.held = (x, out) if path == "flags" else None  # small: kept, so that ids stay theirs
+        self.held = (x, out) if small or hold else None  # then their ids stay theirs
+        self.shown = shown
         self.raw: memoryview | None = None
-        if path == "flags" and call.input is not None:
+        if small and call.input is not None:
             self.raw = memoryview(call.input.view(np.uint8))  # type: ignore[arg-type]
+        self.views: dict[Any, tuple[Array, ...] | None] = {}
         self.scripts: dict[Any, Script] = {}
-        self.shown: dict[Any, tuple[Array, ...] | None] = {}
-        self.run: Callable[[], Any] = _nobody
+        self.forget()
+
+    def forget(self) -> None:
+        """Do nothing as before: the lines of the group are others."""
+        self.scripts.clear()
+        self.even: Half = (None, ())
+        self.odd: Half = (None, ())
 
     def fits(self, x: Any, out: Any) -> bool:
         """Whether these are still the same arrays, of the same shape and type."""
         if self.held is None and (self.x() is not x or self.out() is not out):
             return False
         return x is None or (x.dtype is self.dtype and x.shape == self.shape)
+
+
+class _Ref(weakref.ref[Any]):
+    """Of an array; when it dies, what was known under its identity is forgotten."""
+
+    __slots__ = ("key", "latest")
+    latest: Latest
+    key: int
+
+
+def _ref(array: Array, latest: Latest, key: int) -> _Ref:
+    ref = _Ref(array, _forget)
+    ref.latest, ref.key = latest, key
+    return ref
+
+
+def _forget(ref: Any) -> None:
+    ref.latest.pop(ref.key, None)
 
 
 class Plans:
@@ -91,7 +128,7 @@ class Plans:
         for latest in self._latest.values():
             latest.clear()
         for plan in self._made:  # prepared handles live on
-            plan.scripts.clear()
+            plan.forget()
 
     def add(self, plan: Plan) -> Plan:
         """Know of a plan as long as somebody holds it."""
@@ -105,15 +142,16 @@ class Plans:
         `x` has one dimension, which the verb does look at.
         """
         latest = self._latest.get(op)
-        safe = x is None or (
-            plan.held is not None
-            and plan.out() is not None
-            and (x.ndim == 1 or op in (Op.ALL_REDUCE, Op.BROADCAST))
-        )
-        if safe and latest is not None:
-            if len(latest) >= _MAX_PLANS:
-                latest.clear()
-            latest[id(x)] = (x, *arguments, plan.dtype, plan.run)
+        out = plan.out()
+        if latest is None or (x is not None and out is None):
+            return
+        if x is not None and x.ndim != 1 and op not in (Op.ALL_REDUCE, Op.BROADCAST):
+            return
+        if len(latest) >= _MAX_PLANS:
+            latest.clear()
+        if plan.held is None:
+            plan.x, plan.out = _ref(x, latest, id(x)), _ref(out, latest, id(x))
+        latest[id(x)] = (*(id(a) if a is out else a for a in arguments), plan.dtype, plan)
 
     def repeated(self, key: tuple[Any, ...], x: Any) -> bool:
         """Whether this array has come with this key before; then a plan is worth while."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.call import Array
 from mpipar.comm.flags import ARRIVE, FIRST_WORD, INPUT, OUTPUT, STEP, WORDS
 from mpipar.comm.meeting import Script
-from mpipar.comm.plans import Plan
+from mpipar.comm.plans import Half, Plan
 
 if TYPE_CHECKING:
     from mpipar.comm.node import NodeCommunicator
 
 _YIELDS = 16
 _STARTS = (FIRST_WORD, FIRST_WORD + WORDS)
-_Act = Callable[[], None]
 
 
-def again(comm: NodeCommunicator, plan: Plan, shown: Any) -> Any:
+def again(comm: NodeCommunicator, plan: Plan) -> Any:
     """Make a planned call of any size.
 
     Parameters
@@ -29,13 +27,11 @@ def again(comm: NodeCommunicator, plan: Plan, shown: Any) -> Any:
         Whose.
     plan : Plan
         Of a call whose arrays are alive.
-    shown : object
-        What the caller gets.
 
     Returns
     -------
     object
-        `shown`.
+        What the plan shows.
     """
     calls, flags = comm.calls, comm.flags
     comm.enter(plan.call)
@@ -51,7 +47,7 @@ def again(comm: NodeCommunicator, plan: Plan, shown: Any) -> Any:
         _follow(comm, plan)
     finally:
         comm.door.leave()
-    return shown
+    return plan.shown
 
 
 def _follow(comm: NodeCommunicator, plan: Plan) -> Script | None:
@@ -95,116 +91,116 @@ def views_again(comm: NodeCommunicator, plan: Plan) -> tuple[Array, ...] | None:
         if not flags.reached(ARRIVE, sequence):
             calls.await_flag(call, ARRIVE, sequence)
         key = programs.heard(plan.path)
-        if key not in plan.shown:
+        if key not in plan.views:
             found: list[list[Array] | None] = []
             calls.run(call, programs.collected_after_arrival(call, plan.said[0], found))
-            plan.shown[key] = comm.as_shown(found[0], call)
-        return plan.shown[key]
+            plan.views[key] = comm.as_shown(found[0], call)
+        return plan.views[key]
     finally:
         comm.drop_old_view()
         comm.door.leave()
 
 
-def bound(comm: NodeCommunicator, plan: Plan, shown: Any) -> Callable[[], Any]:
-    """A planned call with everything bound that does not change.
+def replayer(comm: NodeCommunicator) -> Callable[[Plan], Any]:
+    """`again` for a group whose ranks run by themselves on a processor that needs no fence.
+
+    Everything that does not change is bound, and a plan is few objects: a call on arrays that
+    were not used for long reads what it must know from memory, not from the cache.
 
     Parameters
     ----------
     comm : NodeCommunicator
-        Whose ranks run by themselves, on a processor that needs no fence.
-    plan : Plan
-        Of a call whose arrays are alive whenever it is made.
-    shown : object
-        What the caller gets.
+        Whose.
 
     Returns
     -------
     callable
-        Makes the call and returns `shown`.
+        Makes a planned call and returns what the plan shows.
     """
-    calls, flags, said, raw = comm.calls, comm.flags, plan.said, plan.raw
+    calls, flags, wait = comm.calls, comm.flags, _waiting(comm)
     under_way, halted, written = calls.under_way, calls.halted, flags.written
     take, put_back = comm.door.tokens.pop, comm.door.tokens.append
-    mine, peers, wait, code = flags.mine, flags.peers, _waiting(comm, plan), said[0]
-    uses_slots = plan.path == "flags"
-    placed = not uses_slots or said[2] >= 0  # else only this rank knows its arrays
-    n_bytes = 0 if raw is None else raw.nbytes
-    # by the parity of the call: where it is said, what is done, and at which places of the peers
-    halves: list[tuple[Any, int, _Act | None, list[tuple[Any, int, int]]]] = [
-        (slot[:n_bytes], start, None, [])
-        for slot, start in zip(flags.my_slots, _STARTS, strict=True)
-    ]
+    mine, peers, slots, words = flags.mine, flags.peers, flags.my_slots, flags.my_words
+    silent = comm.programs.scratch.silent
 
-    def run() -> Any:
+    def run(plan: Plan) -> Any:
         if under_way or halted:
-            return again(comm, plan, shown)
+            return again(comm, plan)
         try:
             take()
         except IndexError:  # says who is inside
-            return again(comm, plan, shown)
+            return again(comm, plan)
         try:
             flags.sequence = sequence = flags.sequence + 1
-            parity = sequence & 1
-            slot, start, act, heard = halves[parity]
+            parity, raw, code = sequence & 1, plan.raw, plan.code
             if raw is not None:
-                slot[:] = raw
-            if written[parity] is not said:
-                flags.write(parity, said)
+                slots[parity][: raw.nbytes] = raw
+            if written[parity] is not plan:
+                written[parity] = plan
+                words[parity][:] = plan.words
             mine[ARRIVE] = sequence
+            start = _STARTS[parity]
+            items, heard = plan.odd if parity else plan.even
             for line in peers:
                 if line[ARRIVE] < sequence:
-                    wait(line, ARRIVE, sequence)
+                    wait(plan, line, ARRIVE, sequence)
                 if line[start] != code:
-                    act = None
-            if placed:
-                for line, source, target in heard:
-                    if line[start + INPUT] != source or line[start + OUTPUT] != target:
-                        act = None
-            if act is not None:
-                act()
-                return shown
-            script = _follow(comm, plan)
-            if script is not None:
-                places = [(e, e[start + INPUT], e[start + OUTPUT]) for e in peers]
-                act = _act(comm, script, wait)
-                for half in (parity,) if uses_slots else (0, 1):
-                    halves[half] = (*halves[half][:2], act, places)
+                    items = None
+            if heard and heard != _places(peers, start):
+                items = None
+            if items is None:
+                _learn(comm, plan, parity)
+                return plan.shown
+            for arguments in items:
+                if arguments is not None:
+                    silent(*arguments)
+                    continue
+                flags.step = value = flags.step + 1
+                mine[STEP] = value
+                for line in peers:
+                    if line[STEP] < value:
+                        wait(plan, line, STEP, value)
+            return plan.shown
         finally:
             put_back(None)
-        return shown
 
     return run
 
 
-def _act(comm: NodeCommunicator, script: Script, wait: Callable[[Any, int, int], None]) -> _Act:
-    """A script as one function."""
+def _places(lines: Sequence[Any], start: int) -> tuple[int, ...]:
+    """Where the arrays of the peers lie, as they say."""
+    if len(lines) == 1:
+        return lines[0][start + INPUT], lines[0][start + OUTPUT]
+    return tuple(line[start + word] for line in lines for word in (INPUT, OUTPUT))
+
+
+def _learn(comm: NodeCommunicator, plan: Plan, parity: int) -> None:
+    """The rest of a call that is new with these peers, kept for the next time."""
     flags = comm.flags
-    mine, peers = flags.mine, flags.peers
-
-    def step() -> None:
-        flags.step = value = flags.step + 1
-        mine[STEP] = value
-        for line in peers:
-            if line[STEP] < value:
-                wait(line, STEP, value)
-
-    items = [(step, ()) if item is None else item for item in script]
-    if len(items) == 1:
-        return partial(items[0][0], *items[0][1])
-
-    def act() -> None:
-        for function, arguments in items:
-            function(*arguments)
-
-    return act
+    script = _follow(comm, plan)
+    if script is None:
+        return
+    silent = comm.programs.scratch.silent
+    items = tuple(
+        item and (item[1] if item[0] is silent else (item[0], *item[1])) for item in script
+    )
+    uses_slots = plan.path == "flags"
+    if uses_slots and plan.said[OUTPUT] < 0:  # only each rank itself knows its arrays
+        half: Half = (items, ())
+    else:
+        half = (items, _places(flags.peers, _STARTS[parity]))
+    if parity or not uses_slots:
+        plan.odd = half
+    if not parity or not uses_slots:
+        plan.even = half
 
 
-def _waiting(comm: NodeCommunicator, plan: Plan) -> Callable[[Any, int, int], None]:
+def _waiting(comm: NodeCommunicator) -> Callable[[Plan, Any, int, int], None]:
     """Wait for one peer: some looks, some yields, and then as every wait does."""
-    calls, call, pending = comm.calls, plan.call, comm.host.pending
+    calls, pending = comm.calls, comm.host.pending
     spins, yields = range(comm.host.n_spins), range(_YIELDS)
 
-    def wait(line: Any, word: int, value: int) -> None:
+    def wait(plan: Plan, line: Any, word: int, value: int) -> None:
         for _ in spins:
             if line[word] >= value:
                 return
@@ -213,6 +209,6 @@ def _waiting(comm: NodeCommunicator, plan: Plan) -> Callable[[Any, int, int], No
                 sched_yield()
                 if line[word] >= value:
                     return
-        calls.await_flag(call, word, value)
+        calls.await_flag(plan.call, word, value)
 
     return wait
