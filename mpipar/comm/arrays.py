@@ -240,6 +240,25 @@ def reduce_rows(rows: Sequence[Array], op: ReduceOp, out: Array) -> None:
         out[...] = total.astype(out.dtype, copy=False)
 
 
+def raw_bytes(x: Array) -> memoryview:
+    """The bytes of an array, for copies that begin sooner than NumPy's.
+
+    Parameters
+    ----------
+    x : ndarray
+        C-contiguous, not empty.
+
+    Returns
+    -------
+    memoryview
+        Flat.
+    """
+    try:
+        return x.data.cast("B")
+    except (BufferError, TypeError, ValueError):  # types that only NumPy knows
+        return memoryview(x.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
 def location_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Structured type that holds a value and the rank where it was found.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpipar.comm.arena import private_empty
+from mpipar.comm.arrays import raw_bytes
 from mpipar.comm.call import Array, Call, Op
 from mpipar.comm.request import Request
 from mpipar.comm.targets import check_rank
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Meanwhile: TypeAlias = Callable[[], object] | None
 _TAG = 2**15 + 1
 _MAX_KEYS = 4096
-_CHUNK = 256 * 1024
+_SMALLEST, _LARGEST = 16 * 1024, 256 * 1024  # chunk of a copy
 _CLOSED = 8  # word of the reader's line that the producer writes
 
 
@@ -58,6 +59,8 @@ class _End:
         self.n_done = 0
         self.port = comm.port()
         self._spec = f"{self.shape} of {self.dtype.name} in {n_slots} slots"
+        self._chunk = max(_SMALLEST, min(_LARGEST, self.n_bytes // 4 // 64 * 64))
+        self._flat: Any = None  # the slots, for copies
 
     def _said(self, place: int) -> Array:
         return np.array([place, zlib.crc32(self._spec.encode())], np.int64)
@@ -97,7 +100,21 @@ class _End:
                 meanwhile()
             return ready()
 
-        self.port.wait(Call(op, peer=self.peer, tag=self.key, agreed=self._spec), looked)
+        call = Call(op, peer=self.peer, tag=self.key, agreed=self._spec)
+        self.port.wait(call, ready if meanwhile is None else looked)
+
+    def _copies(self, x: Array, name: str) -> bool:
+        """Whether a whole array can be copied as bytes; an error if it does not fit the channel."""
+        if x.shape != self.shape or x.dtype != self.dtype:
+            raise LayoutError(
+                f"{name} has shape {x.shape} of {x.dtype}; the channel has {self._spec}"
+            )
+        return x.flags.c_contiguous and self.n_bytes > 0
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Parts of an array, one after the other."""
+        n, step = self.n_bytes, self._chunk
+        return zip(range(0, n, step), [*range(step, n, step), n], strict=True)
 
 
 class Sender(_End):
@@ -116,6 +133,7 @@ class Sender(_End):
             self._slots = self.port.bytes(self._block, self.n_slots * self.stride)
         else:
             self._slots = private_empty(self.n_slots * self.stride, np.uint8)
+        self._flat = memoryview(self._slots)  # type: ignore[arg-type]
         self._tell(self._said(self._header if self._block >= 0 else -1))
 
     @property
@@ -143,6 +161,11 @@ class Sender(_End):
         ndarray
             Of the shape and dtype of the channel, valid until `commit`.
         """
+        self._reserve(meanwhile)
+        return self._slot(self._slots, self.n_done)
+
+    def _reserve(self, meanwhile: Meanwhile = None) -> None:
+        """Wait until the next slot is free."""
         if self.n_done >= self.n_slots:
             if self._block < 0:
                 if len(self._requests) >= self.n_slots:
@@ -151,7 +174,6 @@ class Sender(_End):
                 self._know()
                 self._wait(Op.SEND, self._free, meanwhile)
                 self.port.fence()
-        return self._slot(self._slots, self.n_done)
 
     def _know(self) -> None:
         """Learn where the reader counts what it has released."""
@@ -188,19 +210,18 @@ class Sender(_End):
         x : ndarray
             Of the shape and dtype of the channel.
         """
-        if x.shape != self.shape or x.dtype != self.dtype:
-            raise LayoutError(f"x has shape {x.shape} of {x.dtype}; the channel has {self._spec}")
-        slot = self.acquire()
-        if self._block < 0 or self.n_bytes <= _CHUNK or not x.flags.c_contiguous:
-            slot[...] = x
-        else:
-            source, target = x.reshape(-1), slot.reshape(-1)
-            step = max(1, _CHUNK // self.dtype.itemsize)
-            for start in range(0, source.size, step):
-                target[start : start + step] = source[start : start + step]
-                self.port.fence()
-                done = min(start + step, source.size) * self.dtype.itemsize
-                self._words[0] = self.n_done * self.stride + min(done, self.n_bytes - 1)
+        if not self._copies(x, "x") or self._block < 0:
+            self.acquire()[...] = x
+            self.commit()
+            return
+        self._reserve()
+        source, flat, words, fence = raw_bytes(x), self._flat, self._words, self.port.fence
+        start, first = self.n_done % self.n_slots * self.stride, self.n_done * self.stride
+        for low, high in self._chunks():
+            flat[start + low : start + high] = source[low:high]
+            if high < self.n_bytes:
+                fence()
+                words[0] = first + high
         self.commit()
 
     def close(self) -> None:
@@ -256,6 +277,7 @@ class Receiver(_End):
             return self._slots
         self._theirs, self._mine = self.port.words(place), self.port.words(self._header)
         self._slots = self.port.bytes(int(self._theirs[1]), self.n_slots * self.stride)
+        self._flat = memoryview(self._slots)  # type: ignore[arg-type]
         return self._slots
 
     def get(self, meanwhile: Meanwhile = None) -> Array:
@@ -301,20 +323,20 @@ class Receiver(_End):
         ndarray
             `out`.
         """
-        if out.shape != self.shape or out.dtype != self.dtype:
-            raise LayoutError(f"out is {out.shape} of {out.dtype}; the channel has {self._spec}")
-        slots = self._know()
-        if self._theirs is None or self.n_bytes <= _CHUNK or not out.flags.c_contiguous:
+        copies = self._copies(out, "out")
+        self._know()
+        if self._theirs is None or not copies:
             out[...] = self.get()
-        else:
-            source, target = self._slot(slots, self.n_done).reshape(-1), out.reshape(-1)
-            step = max(1, _CHUNK // self.dtype.itemsize)
-            for start in range(0, source.size, step):
-                stop = min(start + step, source.size)
-                needed = self.stride if stop == source.size else stop * self.dtype.itemsize
+            self.release()
+            return out
+        target, flat, theirs, fence = raw_bytes(out), self._flat, self._theirs, self.port.fence
+        start, first = self.n_done % self.n_slots * self.stride, self.n_done * self.stride
+        for low, high in self._chunks():
+            needed = self.stride if high == self.n_bytes else high
+            if theirs[0] < first + needed:
                 self._wait(Op.RECV, partial(self._has, needed))
-                self.port.fence()
-                target[start:stop] = source[start:stop]
+            fence()
+            target[low:high] = flat[start + low : start + high]
         self.release()
         return out
 

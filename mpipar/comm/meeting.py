@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpipar.comm.arrays import raw_bytes
 from mpipar.comm.call import Array, Call
 from mpipar.comm.flags import Flags
 from mpipar.comm.memory import Memory
@@ -148,8 +149,7 @@ def copy_little(
     target: Array, source: Array
 ) -> tuple[Callable[..., Any], tuple[memoryview, slice, memoryview]]:
     """The step that copies between flat arrays, at a quarter of the start-up of `numpy.copyto`."""
-    there, data = (memoryview(x.view(np.uint8)) for x in (target, source))  # type: ignore[arg-type]
-    return setitem, (there, slice(None), data)
+    return setitem, (raw_bytes(target), slice(None), raw_bytes(source))
 
 
 def store(there: Reach, part: slice, data: Array) -> tuple[Callable[..., Any], tuple[Any, ...]]:
