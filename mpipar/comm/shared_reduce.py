@@ -47,7 +47,7 @@ def reduction(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -
     out : ndarray
         May be one of `rows`.
     scratch : ndarray
-        Like a row; for partial results, since `out` is written only when the last row is read.
+        Like a row; for partial results where `out` is a row, and so written last.
 
     Returns
     -------
@@ -59,10 +59,11 @@ def reduction(rows: Sequence[Array], op: ReduceOp, out: Array, scratch: Array) -
     if ufunc is None or len(rows) < 2 or wide != out.dtype or dtype != wide:
         return [(reduce_rows, (list(rows), op, out))]
     steps: Script = []
+    partial = scratch if any(np.may_share_memory(out, row) for row in rows) else out
     total = rows[0]
     for row in rows[1:-1]:
-        steps.append((ufunc, (total, row, scratch)))
-        total = scratch
+        steps.append((ufunc, (total, row, partial)))
+        total = partial
     return [*steps, (ufunc, (total, rows[-1], out))]
 
 
