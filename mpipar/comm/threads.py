@@ -38,8 +38,9 @@ class ThreadWorld:
         Number of ranks.
     seed : int, optional
         Order in which ranks run; without it they take turns in rank order.
-    deadline_s : float
-        Seconds after which a run that computes without calling the communicator is given up.
+    deadline_s : float, optional
+        Seconds after which a run that computes without calling the communicator is given up; by
+        default ``MPIPAR_DEADLINE_S``, or 120.
     synchronous_sends : bool, optional
         A send ends only when its message is taken; by default as ``MPIPAR_SYNC_SENDS=1`` says.
     on_call : callable, optional
@@ -60,7 +61,7 @@ class ThreadWorld:
         n_ranks: int,
         *,
         seed: int | None = None,
-        deadline_s: float = 120.0,
+        deadline_s: float | None = None,
         synchronous_sends: bool | None = None,
         on_call: Fault | None = None,
         node_size: int | None = None,
@@ -68,6 +69,8 @@ class ThreadWorld:
         if not isinstance(n_ranks, int) or n_ranks < 1:
             raise CountOutOfRange("number of ranks", "1 or more", n_ranks)
         self.n_ranks = n_ranks
+        if deadline_s is None:
+            deadline_s = float(os.environ.get("MPIPAR_DEADLINE_S", "120"))
         self.deadline_s = deadline_s
         if synchronous_sends is None:
             synchronous_sends = os.environ.get("MPIPAR_SYNC_SENDS") == "1"

@@ -75,6 +75,11 @@ def agree(
     """
 
     def shapes() -> tuple[dict[str, Array], dict[str, str]]:
+        if not isinstance(parameters, Mapping):
+            raise UnsupportedArray(
+                f"parameters are a {type(parameters).__name__}; a mapping of names to arrays would "
+                "do, such as {'weight': array}"
+            )
         views = {name: _writable(name, array) for name, array in parameters.items()}
         if not views and not allow_empty:
             raise EmptyInput("DataParallel", "no parameters")

@@ -59,6 +59,8 @@ class MeshLayout:
             raise CountOutOfRange("world size", "1 or more", self.world_size)
         given = {axis: getattr(self, axis) for axis in AXES}
         for axis, degree in given.items():
+            if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int)):
+                raise LayoutError(f"degree {axis}={degree!r} is no whole number; {axis}=1 would do")
             if degree is not None and degree < 1:
                 raise CountOutOfRange(f"degree {axis}", "1 or more", degree)
         open_axes = [axis for axis, degree in given.items() if degree is None]

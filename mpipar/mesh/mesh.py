@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpipar.comm import Communicator, IdentityCommunicator
+from mpipar.errors import CollectiveMismatch
 from mpipar.mesh.layout import AXES, MeshLayout
 
 
@@ -18,9 +19,15 @@ class Mesh:
     order : tuple of str or str
         Axes from outermost to innermost.
 
+    Raises
+    ------
+    CollectiveMismatch
+        If ranks give different degrees; the same on every rank.
+
     Notes
     -----
-    Cost: one split (two small all-gathers) for each axis of a degree above 1.
+    Cost: two small all-gathers to compare the degrees, and one split (two more) for each axis of a
+    degree above 1.
 
     Examples
     --------
@@ -42,6 +49,7 @@ class Mesh:
         tp: int | None = 1,
         order: tuple[str, ...] | str = AXES,
     ) -> None:
+        _agree(comm, [str(value) for value in (pp, dp, cp, tp, order)])
         self.layout = MeshLayout(comm.size, pp, dp, cp, tp, order)
         self.world = comm
         self.rank = comm.rank
@@ -114,3 +122,18 @@ class Mesh:
 
     def __str__(self) -> str:
         return str(self.layout)
+
+
+def _agree(comm: Communicator, given: list[str]) -> None:
+    """Refuse degrees that differ between ranks, alike on all of them."""
+    said = comm.all_gather_json(given) if comm.size > 1 else [given]
+    for rank, theirs in enumerate(said):
+        if theirs != said[0]:
+            names = ("pp", "dp", "cp", "tp", "order")
+            texts = [
+                ", ".join(f"{n}={v}" for n, v in zip(names, row, strict=True))
+                for row in (said[0], theirs)
+            ]
+            raise CollectiveMismatch(
+                f"ranks made different meshes: rank 0: {texts[0]}; rank {rank}: {texts[1]}"
+            )

@@ -377,6 +377,11 @@ def test_clip(max_norm, n):
     ThreadWorld(n).run(body)
 
 
+def test_parameters_need_names():
+    with pytest.raises(UnsupportedArray, match="parameters are a list; a mapping of names"):
+        DataParallel(IdentityCommunicator(), [np.ones(3)])
+
+
 def test_wrong_numbers_are_refused():
     dp = DataParallel(IdentityCommunicator(), parameters_of(0))
     with pytest.raises(OutOfRange, match="max_norm must be in range above 0, got 0"):

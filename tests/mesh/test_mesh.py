@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpipar import Mesh, ThreadWorld
-from mpipar.errors import LayoutError
+from mpipar.errors import CollectiveMismatch, LayoutError
 from mpipar.mesh import AXES
 
 SUBSETS = [axes for k in range(5) for axes in itertools.combinations(AXES, k)]
@@ -91,3 +91,15 @@ def test_all_ranks_refuse_what_does_not_fit():
         return str(Mesh(comm, tp=2))
 
     assert ThreadWorld(4).run(body) == ["pp=1 x dp=2 x cp=1 x tp=2\ndp0 tp: 0 1\ndp1 tp: 2 3"] * 4
+
+
+def test_ranks_must_agree_on_the_degrees():
+    def body(world):
+        with pytest.raises(CollectiveMismatch, match=r"rank 0: pp=1, dp=2.*rank 1: pp=1, dp=None"):
+            Mesh(world, **({"dp": 2} if world.rank == 0 else {"tp": 2}))
+        with pytest.raises(LayoutError, match="dp='a' is no whole number"):
+            Mesh(world, dp="a")
+        with Mesh(world, tp=2) as mesh:
+            return int(mesh.comm("tp").all_reduce(1))
+
+    assert ThreadWorld(2).run(body) == [2, 2]
