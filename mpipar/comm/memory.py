@@ -94,8 +94,9 @@ class Memory:
             None on every process where one of them cannot map it.
         """
         for make in (_anonymous_file, _named_file):
-            path, file, unit = "", -1, max(PAGE, huge_page())
-            total = max(unit, region_bytes // unit * unit) * n_regions
+            path, file = "", -1
+            unit = PAGE if region_bytes < huge_page() else max(PAGE, huge_page())
+            total = region_bytes // unit * unit * n_regions
             if index == 0:
                 with contextlib.suppress(OSError):
                     path, file = make(total)
