@@ -83,7 +83,7 @@ class Collectives:
         """
         known = self._reduced.get(id(x))
         if known is not None:
-            a, b, c, dtype, plan = known
+            a, b, c, dtype, plan, _ = known
             if a is op and b == id(out) and c is deterministic and x.dtype is dtype:
                 self._replay(plan)
                 return out
@@ -149,7 +149,7 @@ class Collectives:
         """
         known = self._scattered.get(id(x))
         if known is not None:
-            a, b, c, d, e, dtype, plan = known
+            a, b, c, d, e, dtype, plan, _ = known
             same = a is op and b is dim and c is counts and d == id(out) and e is deterministic
             if same and x.ndim == 1 and x.dtype is dtype:
                 self._replay(plan)
@@ -210,7 +210,7 @@ class Collectives:
         """
         known = self._gathered.get(id(x))
         if known is not None:
-            a, b, c, dtype, plan = known
+            a, b, c, dtype, plan, _ = known
             same = a is dim and b is counts and c == id(out)
             if same and x.ndim == 1 and x.dtype is dtype:
                 self._replay(plan)
@@ -269,7 +269,7 @@ class Collectives:
         """
         known = self._exchanged.get(id(x))
         if known is not None:
-            a, b, c, d, dtype, plan = known
+            a, b, c, d, dtype, plan, _ = known
             same = a is dim and b is send_counts and c is recv_counts and d == id(out)
             if same and x.ndim == 1 and x.dtype is dtype:
                 self._replay(plan)
@@ -327,7 +327,7 @@ class Collectives:
         """
         known = self._sent.get(id(x))
         if known is not None:
-            a, b, dtype, plan = known
+            a, b, dtype, plan, _ = known
             if a is root and b == id(out) and x.dtype is dtype:
                 self._replay(plan)
                 return out

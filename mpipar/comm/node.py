@@ -7,7 +7,7 @@ peers published. So calls that differ are refused on every rank before a byte is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,9 +19,9 @@ from mpipar.comm.call import Call, Op
 from mpipar.comm.flags import LINE_BYTES, Flags
 from mpipar.comm.node_calls import NodeCalls
 from mpipar.comm.node_host import Door, Host, Pending, Queue
-from mpipar.comm.node_storage import NodeStorage
 from mpipar.comm.paths import Paths
-from mpipar.comm.plans import Plan, Plans, immortal, planned_arrays, shows
+from mpipar.comm.planned import Planned
+from mpipar.comm.plans import Plans
 from mpipar.comm.port import NodePort
 from mpipar.comm.replay import again, replayer
 from mpipar.comm.request import ENDED, Request
@@ -31,7 +31,7 @@ _PEERS = (Op.SEND, Op.RECV)
 _MAX_RANKS = 128
 
 
-class NodeCommunicator(NodeStorage):
+class NodeCommunicator(Planned):
     """A group whose ranks share the memory of one node.
 
     Parameters
@@ -225,59 +225,6 @@ class NodeCommunicator(NodeStorage):
     def port(self) -> NodePort:
         """Where channels of this group lie."""
         return self._port
-
-    # -- calls made again -------------------------------------------------------------------
-
-    def _run(self, op: Op, x: Any, /, **arguments: Any) -> Any:
-        values = tuple(arguments.values())
-        key = (op, id(x), *map(id, values))
-        out = arguments.get("out")
-        plan = self._plans.known.get(key)
-        if plan is not None and plan.fits(x, out):
-            self._plans.set_latest(op, x, values, plan)
-            return self._shown(plan, out)
-        call, finish = self._built(op, x, arguments)
-        if type(x) is not np.ndarray and call.on_device:
-            self._start(call).wait()
-            return finish()
-        if self._plans.repeated(key, x):
-            arguments.pop("out", None)
-            given = planned_arrays(call, finish, x, out) if immortal(arguments.values()) else None
-            if given is not None:
-                plan = self._plan(given[0], x, out, given[1], False)
-                self._plans.keep(key, plan)
-                self._plans.set_latest(op, x, values, plan)
-                return self._shown(plan, out)
-        self.submit(call).wait()
-        return finish()
-
-    def _shown(self, plan: Plan, out: Any) -> Any:
-        """The result of a planned call: the user's array, or a copy of what the plan keeps."""
-        result = self._replay(plan)
-        return out if out is not None or result is None else result.copy()
-
-    def _prepared(self, call: Call, finish: Callable[[], Any], out: Any) -> Callable[[], Any]:
-        """The handle of `prepare`: the call is planned at once."""
-        source, target, given = call.input, call.output, None
-        if source is not None and target is not None:
-            given = planned_arrays(call, finish, source, target)
-        if given is None or target is None:
-            return super()._prepared(call, finish, out)
-        shown = finish() if out is None or shows(out, target) else None
-        plan = self._plan(given[0], source, target, shown, True)
-        if shown is not None and shows(shown, target):
-            return partial(self._replay, plan)  # nothing is left to do after a call
-
-        def handle() -> Any:
-            self._replay(plan)
-            return finish()
-
-        return handle
-
-    def _plan(self, call: Call, x: Any, out: Any, shown: Any, hold: bool) -> Plan:
-        path, programs = self.paths.choose(call), self.programs
-        said = (programs.code(call, path), *programs.places(call, path))
-        return self._plans.add(Plan(call, path, said, x, out, shown, hold))
 
     # -- one call ---------------------------------------------------------------------------
 

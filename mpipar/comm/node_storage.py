@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,7 +13,7 @@ from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call
 from mpipar.comm.node_calls import NodeCalls
 from mpipar.comm.node_host import Door, Host, Queue
-from mpipar.comm.plans import Plan, Plans, unowned
+from mpipar.comm.plans import Plan, Plans, address, unowned
 from mpipar.comm.replay import views_again
 from mpipar.errors import CountOutOfRange
 
@@ -134,10 +135,12 @@ class NodeStorage(Communicator):
         tuple of ndarray or None
             None where a rank's array is out of reach.
         """
-        key = ("views", id(x))
-        plan = self._plans.known.get(key)
-        if plan is not None and plan.fits(x, None):
-            return views_again(self, plan)  # type: ignore[arg-type]
+        key: tuple[Any, ...] = ("views", id(x))
+        if type(x) is np.ndarray and x.flags.c_contiguous:
+            key = ("views", id(x.dtype), x.shape, address(x))
+            plan = self._plans.known.get(key)
+            if plan is not None:
+                return views_again(self, plan)  # type: ignore[arg-type]
         memory, call, block = self.host.arena.memory, self._views_call(x), -1
         place = -1 if call.input is None else memory.locate(call.input)
         if place >= 0 and call.input is not None and x.flags.c_contiguous:

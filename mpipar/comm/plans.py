@@ -1,7 +1,8 @@
-"""Calls made again and again on the same arrays: what could be decided once is kept.
+"""Calls made again: what could be decided once is kept.
 
-A plan holds no large array of the user: it knows them by weak reference and works on their
-addresses, so it keeps no memory alive (and NumPy refuses to resize an array that is so known).
+A `Form` is what calls with inputs of one shape and type have in common. Small ones pass through
+arrays of the form's own, so that any array will do. A plan of a large call holds no array: it works
+on addresses, and is for whatever arrays of that form lie there when it is made again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from mpipar.comm.arrays import is_plain, raw_bytes
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.flags import SLOT_BYTES
 from mpipar.comm.meeting import Script
 
-_MAX_PLANS = 4096
+_MAX_PLANS, _MAX_FORMS = 4096, 512
 Latest = dict[int, tuple[Any, ...]]
 """By identity of the input: the other arguments of a verb's last call on it, and its plan."""
 Half = tuple[tuple[Any, ...] | None, tuple[int, ...]]
@@ -26,7 +27,7 @@ arrays lie at these places."""
 
 
 class Plan:
-    """One call on the arrays that its key names; large ones are not kept alive by it.
+    """One call on arrays at fixed places; large ones are not kept alive by it.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class Plan:
     said : tuple of int
         What this rank says of it: signature, and where input and output lie.
     x, out : ndarray or None
-        Whose identity is checked.
+        As the user wrote them; small ones are kept alive.
     shown : object
         What a repeated call returns, where that is kept.
     hold : bool
@@ -45,8 +46,8 @@ class Plan:
     """
 
     __slots__ = (
-        *("__weakref__", "call", "code", "dtype", "even", "held", "odd", "out", "path", "raw"),
-        *("said", "scripts", "shape", "shown", "views", "words", "x"),
+        *("__weakref__", "call", "code", "dtype", "even", "held", "odd", "path", "raw", "said"),
+        *("scripts", "shown", "views", "words", "x"),
     )
 
     def __init__(
@@ -63,8 +64,6 @@ class Plan:
         self.call, self.path, self.said, self.code = call, path, said, said[0]
         self.words = np.array(said, np.int64).tobytes()
         self.x: Callable[[], Any] = _nobody if x is None else weakref.ref(x)
-        self.out: Callable[[], Any] = _nobody if out is None else weakref.ref(out)
-        self.shape = None if x is None else x.shape
         self.dtype = None if x is None else x.dtype
         self.held = (x, out) if small or hold else None  # then their ids stay theirs
         self.shown = shown
@@ -81,11 +80,50 @@ class Plan:
         self.even: Half = (None, ())
         self.odd: Half = (None, ())
 
-    def fits(self, x: Any, out: Any) -> bool:
-        """Whether these are still the same arrays, of the same shape and type."""
-        if self.held is None and (self.x() is not x or self.out() is not out):
-            return False
-        return x is None or (x.dtype is self.dtype and x.shape == self.shape)
+
+class Form:
+    """What calls of one verb on inputs of one shape and type have in common.
+
+    Parameters
+    ----------
+    x : ndarray
+        One of the inputs.
+    result : ndarray or None
+        What came of it, None away from a root.
+    plan : Plan or None
+        On arrays of its own, for small messages.
+    """
+
+    __slots__ = ("held", "of", "plan", "shape")
+
+    def __init__(self, x: Array, result: Array | None, plan: Plan | None) -> None:
+        self.held, self.plan = x.dtype, plan  # its identity stays its own
+        self.shape = None if result is None else result.shape
+        self.of = None if result is None else result.dtype
+
+    def new(self) -> Array | None:
+        """An array for the result."""
+        return None if self.shape is None else np.empty(self.shape, self.of)
+
+    def takes(self, out: Any) -> bool:
+        """Whether the result can be written there as it is."""
+        return (
+            type(out) is np.ndarray
+            and out.dtype is self.of
+            and out.shape == self.shape
+            and out.flags.carray
+        )
+
+    @staticmethod
+    def through(plan: Plan, x: Array, out: Array | None, replay: Callable[[Plan], Any]) -> Any:
+        """Make a small call by way of the form's own arrays."""
+        if plan.raw is not None:
+            plan.raw[:] = raw_bytes(x)
+        result = replay(plan)
+        if out is None:
+            return None if result is None else result.copy()
+        out[...] = result
+        return out
 
 
 class _Ref(weakref.ref[Any]):
@@ -107,7 +145,7 @@ def _forget(ref: Any) -> None:
 
 
 class Plans:
-    """The plans of a group, found by the identity of what the caller wrote.
+    """The forms and plans of a group.
 
     Parameters
     ----------
@@ -116,6 +154,7 @@ class Plans:
     """
 
     def __init__(self, latest: dict[Op, Latest]) -> None:
+        self.forms: dict[tuple[Any, ...], Form] = {}
         self.known: dict[tuple[Any, ...], Plan] = {}
         self._seen: dict[tuple[Any, ...], Callable[[], Any]] = {}
         self._latest = latest
@@ -123,6 +162,7 @@ class Plans:
 
     def clear(self) -> None:
         """Forget everything."""
+        self.forms.clear()
         self.known.clear()
         self._seen.clear()
         for latest in self._latest.values():
@@ -135,84 +175,114 @@ class Plans:
         self._made.add(plan)
         return plan
 
-    def set_latest(self, op: Op, x: Any, arguments: Sequence[Any], plan: Plan) -> None:
-        """Let the verb find a plan at once if it comes again just so.
+    def set_latest(self, op: Op, x: Any, out: Any, values: Sequence[Any], plan: Plan) -> None:
+        """Let the verb find a plan at once if it comes again on these very arrays.
 
-        The verb does not look at the shape of `x`: so only where that changes nothing, or where
-        `x` has one dimension, which the verb does look at.
+        Parameters
+        ----------
+        op : Op
+            The verb, of those that `looks_up` names for `x`.
+        x, out : ndarray or None
+            As the user wrote them.
+        values : sequence
+            The verb's arguments in their order, with the identity of `out` in its place.
+        plan : Plan
+            What it shall do.
         """
-        latest = self._latest.get(op)
-        out = plan.out()
-        if latest is None or (x is not None and out is None):
-            return
-        if x is not None and x.ndim != 1 and op not in (Op.ALL_REDUCE, Op.BROADCAST):
-            return
+        latest, known_by = self._latest[op], id(x)
         if len(latest) >= _MAX_PLANS:
             latest.clear()
-        if plan.held is None:
-            plan.x, plan.out = _ref(x, latest, id(x)), _ref(out, latest, id(x))
-        latest[id(x)] = (*(id(a) if a is out else a for a in arguments), plan.dtype, plan)
+        refs = None
+        if plan.held is None and x is not None:
+            refs = _ref(x, latest, known_by), _ref(out, latest, known_by)
+        latest[known_by] = (*values, plan.dtype, plan, refs)
 
-    def repeated(self, key: tuple[Any, ...], x: Any) -> bool:
-        """Whether this array has come with this key before; then a plan is worth while."""
-        if x is None:
-            return True
-        if not isinstance(x, np.ndarray):
-            return False
-        seen = self._seen.get(key)
-        if seen is not None and seen() is x:
+    def looks_up(self, op: Op, x: Any) -> bool:
+        """Whether a verb looks for a plan of `x` by itself.
+
+        It does not look at the shape: so only where that changes nothing, or for one dimension.
+        """
+        return op in self._latest and (x.ndim == 1 or op in (Op.ALL_REDUCE, Op.BROADCAST))
+
+    def seen(self, spot: tuple[Any, ...], x: Any = None) -> bool:
+        """Whether this has come before; with an array, whether with this very one."""
+        before = self._seen.get(spot)
+        if before is not None and (x is None or before() is x):
             return True
         if len(self._seen) >= _MAX_PLANS:
             self._seen.clear()
-        self._seen[key] = weakref.ref(x)
+        self._seen[spot] = _nobody if x is None else weakref.ref(x)
         return False
 
-    def keep(self, key: tuple[Any, ...], plan: Plan) -> None:
+    def keep(self, spot: tuple[Any, ...], plan: Plan) -> None:
         """Remember a plan."""
         if len(self.known) >= _MAX_PLANS:
             self.known.pop(next(iter(self.known)))
-        self.known[key] = plan
+        self.known[spot] = plan
+
+    def keep_form(self, key: tuple[Any, ...], form: Form) -> None:
+        """Remember a form."""
+        if len(self.forms) >= _MAX_FORMS:
+            self.forms.pop(next(iter(self.forms)))
+        self.forms[key] = form
 
 
-def planned_arrays(
-    call: Call, finish: Callable[[], Any], x: Any, out: Any
-) -> tuple[Call, Array | None] | None:
-    """The call on arrays that it does not own, and the array to copy results from.
+def is_direct(call: Call, x: Any, result: Any) -> bool:
+    """Whether a call works on the user's arrays themselves, so that it can be planned.
 
     Parameters
     ----------
     call : Call
         As built.
-    finish : callable
-        What gives the user's result.
-    x, out : ndarray or None
-        As the user wrote them.
+    x : ndarray
+        Its input.
+    result : ndarray or None
+        What the user gets; None away from a root.
 
     Returns
     -------
-    tuple or None
-        None where the call works on copies, or its result is more than its output.
+    bool
+        False where the call works on copies, or its result is more than its output.
     """
     if call.error is not None or call.op in (Op.SEND, Op.RECV, Op.SCATTER) or not call.uniform:
-        return None
-    if call.op is Op.BARRIER:
-        return call, None
-    if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes == 0:
-        return None
-    source, target, result = call.input, call.output, None
-    if source is not None and _address(source) != _address(x):
-        return None
-    if out is not None:
-        if target is None or target.nbytes == 0 or _address(target) != _address(out):
-            return None
+        return False
+    if type(x) is not np.ndarray or not is_plain(x) or x.nbytes == 0:
+        return False
+    if call.input is not None and address(call.input) != address(x):
+        return False
+    if result is None:
+        return call.output is None or call.output.size == 0
+    return call.output is not None and shows(result, call.output)
+
+
+def on_addresses(call: Call) -> Call:
+    """The same call on views of the memory that keep nothing alive.
+
+    Parameters
+    ----------
+    call : Call
+        On NumPy arrays.
+
+    Returns
+    -------
+    Call
+        Its arrays are the caller's to keep.
+    """
+    source, target = call.input, call.output
+    if target is not None and target.size:
         target = unowned(target)
-    elif (target is not None and target.nbytes > SLOT_BYTES) or (
-        target is not None and (result := finish()) is not None and not shows(result, target)
-    ):
-        return None
     if source is not None:
         source = target if source is call.output else unowned(source)
-    return call._replace(input=source, output=target), result
+    return call._replace(input=source, output=target)
+
+
+def on_copies(call: Call) -> Call:
+    """The same call on new arrays."""
+    source, target = call.input, call.output
+    return call._replace(
+        input=None if source is None else np.empty_like(source),
+        output=None if target is None else np.empty_like(target),
+    )
 
 
 def immortal(values: Any) -> bool:
@@ -240,7 +310,7 @@ def unowned(array: Array) -> Array:
     ndarray
         Flat; holds nothing.
     """
-    memory = (ctypes.c_char * array.nbytes).from_address(_address(array))
+    memory = (ctypes.c_char * array.nbytes).from_address(address(array))
     return np.ndarray((array.size,), array.dtype, memory)  # type: ignore[arg-type]
 
 
@@ -249,13 +319,14 @@ def shows(result: Any, target: Array) -> bool:
     return (
         type(result) is np.ndarray
         and result.size == target.size > 0
-        and _address(result) == _address(target)
+        and address(result) == address(target)
     )
 
 
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def address(array: Array) -> int:
+    """Where the first element lies in this process."""
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def _nobody() -> None:
