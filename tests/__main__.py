@@ -87,7 +87,7 @@ def laws_steps(reports: Path, is_full: bool) -> Iterator[Step]:
     """All that needs no launcher."""
     words = ["-m", "pytest", "-q", "-m", marks(is_full), "--ignore=tests/mpi"]
     command = python(*words, f"--junitxml={reports}/laws/rank0.xml")
-    yield Step("laws", "pytest", command, 3600 if is_full else 480, reports=reports / "laws")
+    yield Step("laws", "pytest", command, 3600 if is_full else 900, reports=reports / "laws")
 
 
 def mpis() -> dict[str, str]:
