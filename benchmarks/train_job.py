@@ -31,8 +31,8 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mpipar.comm import Communicator, init
-from mpipar.comm.arena import private_empty
-from mpipar.comm.node_storage import NodeStorage
+from mpipar.comm.node.arena import private_empty
+from mpipar.comm.node.storage import NodeStorage
 from mpipar.models import GPTConfig
 from mpipar.train import Recipe, Trainer
 from mpipar.train.recipe import TrainRecipe

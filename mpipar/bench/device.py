@@ -14,8 +14,8 @@ from mpipar.bench.methods import expected, output_size, pattern
 from mpipar.bench.raw import Raw
 from mpipar.bench.tune import OPS, steps_of
 from mpipar.comm.base import Communicator
-from mpipar.comm.device import Device
-from mpipar.comm.paths import Paths, Steps, as_toml, table_file
+from mpipar.comm.device.arrays import Device
+from mpipar.comm.node.paths import Paths, Steps, as_toml, table_file
 from mpipar.topology.cost import bus_factor
 
 TUNED_SIZES = tuple(2**k for k in range(10, 28, 3))

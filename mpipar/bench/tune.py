@@ -11,7 +11,7 @@ from mpipar.bench.measure import one_round, warm_up
 from mpipar.bench.methods import Method, our_method, pattern
 from mpipar.bench.raw import Raw
 from mpipar.comm.base import Communicator
-from mpipar.comm.paths import NAMES, SMALLEST, Steps, as_toml, table_file
+from mpipar.comm.node.paths import NAMES, SMALLEST, Steps, as_toml, table_file
 
 SIZES = tuple(2**k for k in range(3, 25, 2))
 OPS = ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")

@@ -99,7 +99,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _on_device(comm: Communicator, raw: Raw, arguments: argparse.Namespace) -> int:
     from mpipar.bench.device import DeviceBench, tune_device
-    from mpipar.comm.device import library
+    from mpipar.comm.device.arrays import library
 
     bench = DeviceBench(comm, raw, library("cupy"))
     if not arguments.tune:

@@ -210,7 +210,7 @@ def _run_verb(verb: str, words: list[str]) -> int:
         return code
 
     if rank is not None:  # an exception ends the whole job
-        from mpipar.comm.lifecycle import run_as_rank
+        from mpipar.comm.mpi.lifecycle import run_as_rank
 
         return run_as_rank(act)
     try:

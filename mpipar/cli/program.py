@@ -49,10 +49,10 @@ def main() -> int:
         print("usage: python -m mpipar.cli.program FILE|-m MODULE|-c CODE ...", file=sys.stderr)
         return USAGE
     whole_lines()
-    from mpipar.comm.lifecycle import run_as_rank
+    from mpipar.comm.mpi.lifecycle import run_as_rank
 
     code = run_as_rank(lambda: run_program(words))
-    if code and "mpipar.comm.mpi_world" not in sys.modules:
+    if code and "mpipar.comm.mpi.world" not in sys.modules:
         _abort_plain_mpi(code)
     return code
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array, ReduceOp
-from mpipar.comm.device import address, library, on_device, package_of
+from mpipar.comm.device.arrays import address, library, on_device, package_of
 from mpipar.errors import UnsupportedArray
 
 _LOCATION = (ReduceOp.MIN_LOCATION, ReduceOp.MAX_LOCATION)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpipar.comm import build
 from mpipar.comm.call import Call, CommInfo, Op
-from mpipar.comm.device_calls import DeviceCalls
+from mpipar.comm.device.calls import DeviceCalls
 from mpipar.comm.request import ENDED, Request
 from mpipar.comm.storage import Storage
 from mpipar.errors import ParallelismError, UnsupportedArray

@@ -24,7 +24,7 @@ from mpipar.comm.arrays import (
     result_dtype,
 )
 from mpipar.comm.call import Call, CommInfo, Cut, Op, ReduceOp
-from mpipar.comm.device import library, on_device, package_of
+from mpipar.comm.device.arrays import library, on_device, package_of
 from mpipar.comm.targets import (
     apart,
     block_sizes,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpipar.comm.arena import private_empty
 from mpipar.comm.arrays import raw_bytes
 from mpipar.comm.call import Array, Call, Op
+from mpipar.comm.node.arena import private_empty
 from mpipar.comm.request import Request
 from mpipar.comm.targets import check_rank
 from mpipar.errors import CollectiveMismatch, CountOutOfRange, LayoutError

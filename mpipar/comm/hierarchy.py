@@ -17,9 +17,9 @@ from numpy.typing import DTypeLike
 from mpipar.comm.arrays import accumulation_dtype
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.node import NodeCommunicator
-from mpipar.comm.node_host import Host
-from mpipar.comm.paths import Paths
+from mpipar.comm.node.communicator import NodeCommunicator
+from mpipar.comm.node.host import Host
+from mpipar.comm.node.paths import Paths
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import RankFailed
 from mpipar.units.remainder import spread_sizes

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpipar.comm.arena import private_empty
 from mpipar.comm.arrays import as_array, flat
 from mpipar.comm.call import Array, Call, CommInfo, Op
 from mpipar.comm.channel import Receiver, Sender
+from mpipar.comm.node.arena import private_empty
 from mpipar.comm.port import Port
 from mpipar.comm.request import Request
 from mpipar.comm.verbs import Verbs

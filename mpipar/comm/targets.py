@@ -12,7 +12,7 @@ import numpy as np
 
 from mpipar.comm.arrays import is_plain, new_array, overlap, unpack
 from mpipar.comm.call import Array
-from mpipar.comm.device import address, on_device
+from mpipar.comm.device.arrays import address, on_device
 from mpipar.errors import CountOutOfRange, LayoutError, UnsupportedArray
 from mpipar.units.remainder import spread_sizes
 

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.device_calls import DeviceCalls
+from mpipar.comm.device.calls import DeviceCalls
 from mpipar.comm.port import Port
 from mpipar.comm.request import Request
 

@@ -12,7 +12,7 @@ from mpipar.errors import LaunchError
 from mpipar.launch.environment import detect
 
 if TYPE_CHECKING:
-    from mpipar.comm.mpi_world import World
+    from mpipar.comm.mpi.world import World
     from mpipar.launch.place import Place
 
 _world: World | IdentityCommunicator | None = None
@@ -27,9 +27,9 @@ def _start() -> World | IdentityCommunicator:
         return _world
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # its start prints noise
     try:
-        from mpipar.comm import mpi_library  # noqa: F401 - first: it keeps MPI from starting
-        from mpipar.comm.mpi_groups import Settings
-        from mpipar.comm.mpi_world import start
+        from mpipar.comm.mpi import library  # noqa: F401 - first: it keeps MPI from starting
+        from mpipar.comm.mpi.groups import Settings
+        from mpipar.comm.mpi.world import start
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ImportError) and str(error.name).startswith("mpipar"):
             raise  # a fault of ours, not a missing MPI

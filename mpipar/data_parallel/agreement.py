@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpipar.comm import Communicator, ReduceOp
 from mpipar.comm.arrays import accumulation_dtype, as_given
-from mpipar.comm.device import address, on_device
+from mpipar.comm.device.arrays import address, on_device
 from mpipar.errors import (
     CollectiveMismatch,
     EmptyInput,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipar.comm.device import to_host
+from mpipar.comm.device.arrays import to_host
 from mpipar.distributed_cache.layout import CacheLayout, Piece, Range
 from mpipar.errors import CacheError, CountOutOfRange
 

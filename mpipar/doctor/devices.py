@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpipar.comm import Communicator
-from mpipar.comm.device import Device, library
+from mpipar.comm.device.arrays import Device, library
 from mpipar.doctor.check import Check, Status
 from mpipar.launch.devices import choose_device, read_visible
 from mpipar.launch.environment import local_rank
@@ -103,7 +103,7 @@ def _libraries(here: Here, has_device: bool) -> Iterator[Check]:
                 f"{found['driver']}, {found['devices']} devices", facts=facts)  # fmt: skip
     yield Check("NCCL", Status.OK if nccl else Status.WARN, str(nccl or "not found"),
                 "" if nccl else "pip install nvidia-nccl-cu12", {"nccl": nccl or 0})  # fmt: skip
-    able = _asked(here.environment, "-m", "mpipar.comm.mpi_probe", timeout_s=180.0)
+    able = _asked(here.environment, "-m", "mpipar.comm.mpi.probe", timeout_s=180.0)
     yield judge_probe(able)
 
 
@@ -122,7 +122,7 @@ def judge_probe(able: Mapping[str, Any] | None) -> Check:
     """
     if able is None:
         return Check("CUDA-aware MPI", Status.WARN, "the try itself broke: arrays go through the "
-                     "host", "python -m mpipar.comm.mpi_probe")  # fmt: skip
+                     "host", "python -m mpipar.comm.mpi.probe")  # fmt: skip
     n_able, n_tried = len(able["able"]), able["n_tried"]
     facts = {"able": n_able, "tried": n_tried}
     if not n_able:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm import Communicator
-from mpipar.comm.node import NodeCommunicator
-from mpipar.comm.plans import unowned
+from mpipar.comm.node.communicator import NodeCommunicator
+from mpipar.comm.node.plans import unowned
 from mpipar.sharding.sharding import ArraySpec
 from mpipar.sharding.transfer import Array, Transfer
 

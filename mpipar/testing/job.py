@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mpipar.comm.base import Communicator
-from mpipar.comm.lifecycle import current_job
+from mpipar.comm.mpi.lifecycle import current_job
 from mpipar.comm.request import set_look_out
 from mpipar.comm.world import give_up_groups, group_marks, init
 from mpipar.errors import ParallelismError, RankFailed

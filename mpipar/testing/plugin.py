@@ -157,7 +157,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from hypothesis import HealthCheck, settings
 
         name = "_hypothesis_internal_use_settings"
-        import mpipar.comm.threads  # noqa: F401 - not in the time of the first example
+        import mpipar.comm.threads.world  # noqa: F401 - not in the time of the first example
 
         old: Any = getattr(law, name, None) or settings.default
         checks = {*old.suppress_health_check, HealthCheck.function_scoped_fixture}
@@ -222,7 +222,7 @@ def on_threads(item: pytest.Item, body: Callable[..., Any]) -> Callable[..., Non
 
     def run(*arguments: Any, **named: Any) -> None:
         __tracebackhide__ = True
-        from mpipar.comm.threads import ThreadWorld
+        from mpipar.comm.threads.world import ThreadWorld
         from mpipar.testing.verdict import raise_agreed
 
         outside = named.get("comm")

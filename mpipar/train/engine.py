@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipar.comm.device import to_device
+from mpipar.comm.device.arrays import to_device
 from mpipar.comm.traced import Tracer
 from mpipar.data_parallel.data_parallel import DataParallel
 from mpipar.errors import RecipeError

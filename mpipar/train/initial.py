@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpipar.checkpoint import Extent, open_pretrained
 from mpipar.comm import Communicator
-from mpipar.comm.device import write
+from mpipar.comm.device.arrays import write
 from mpipar.errors import ParallelismError, RecipeError
 from mpipar.models import Model, ModelConfig
 from mpipar.train.recipe import Recipe

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpipar import checkpoint
 from mpipar.comm import Communicator
-from mpipar.comm.device import to_host, write
+from mpipar.comm.device.arrays import to_host, write
 from mpipar.comm.traced import TracedCommunicator, Tracer
 from mpipar.errors import CheckpointError, RecipeError
 from mpipar.mesh.mesh import Mesh

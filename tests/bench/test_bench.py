@@ -17,7 +17,7 @@ from mpipar.bench.methods import FORMS, expected, last_level_cache, n_sets, patt
 from mpipar.bench.tune import steps_of
 from mpipar.comm import Op
 from mpipar.comm.call import Call
-from mpipar.comm.paths import Paths, as_toml
+from mpipar.comm.node.paths import Paths, as_toml
 from mpipar.errors import UnsupportedArray
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from mpipar.bench.device import DeviceBench, tune_device
 from mpipar.comm import Communicator, Op
-from mpipar.comm.paths import Paths
+from mpipar.comm.node.paths import Paths
 from tests.comm.device_double import DoubleDevice, OnDevice, forget
 
 

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from mpipar.comm import Communicator, Op, ReduceOp
-from mpipar.comm.mpi_engine import Engine
-from mpipar.comm.paths import Paths
+from mpipar.comm.mpi.engine import Engine
+from mpipar.comm.node.paths import Paths
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm import Communicator, ReduceOp
-from mpipar.comm.device import register
+from mpipar.comm.device.arrays import register
 
 _local = threading.local()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.comm.device import register
+from mpipar.comm.device.arrays import register
 
 _ATTRIBUTES = ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags")
 

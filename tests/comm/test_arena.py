@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpipar.comm import Communicator, ThreadWorld
-from mpipar.comm.arena import Arena, region_limit
-from mpipar.comm.memory import Memory
+from mpipar.comm.node.arena import Arena, region_limit
+from mpipar.comm.node.memory import Memory
 from mpipar.errors import CountOutOfRange, UnsupportedArray
 
 MIB = 2**20
@@ -85,7 +85,7 @@ def test_the_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _named_and_unnamed() -> list[Callable[[int], tuple[str, int]]]:
-    from mpipar.comm.memory import _anonymous_file, _named_file
+    from mpipar.comm.node.memory import _anonymous_file, _named_file
 
     return [_anonymous_file, _named_file]
 
@@ -95,7 +95,7 @@ def test_processes_map_one_file(which: int, monkeypatch: pytest.MonkeyPatch) -> 
     import os
 
     make = _named_and_unnamed()[which]
-    monkeypatch.setattr("mpipar.comm.memory._anonymous_file", make)
+    monkeypatch.setattr("mpipar.comm.node.memory._anonymous_file", make)
     told: list[str] = []
 
     def share(text: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpipar.comm import Communicator, ReduceOp
-from mpipar.comm.mpi_probe import ITEMS
+from mpipar.comm.mpi.probe import ITEMS
 from mpipar.comm.traced import TracedCommunicator, Tracer
 from mpipar.errors import LayoutError, UnsupportedArray
 from tests.comm.cases import VERBS, Case, random_case, run_case, uniform_case

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpipar.comm.mpi_probe import ITEMS, capability, probe
+from mpipar.comm.mpi.probe import ITEMS, capability, probe
 from mpipar.errors import LaunchError
 
 # An MPI that dies of a segmentation fault at one item, is silent at another, and does the others.
@@ -81,8 +81,8 @@ def test_without_a_launcher_nothing_is_remembered(
 # Makes the double known to the ranks of the probe; its memory may be made to lie nowhere.
 SITE = """
 import sys
-if "mpipar.comm.mpi_probe" in " ".join(sys.orig_argv):
-    from mpipar.comm import mpi_library
+if "mpipar.comm.mpi.probe" in " ".join(sys.orig_argv):
+    from mpipar.comm.mpi import library
     from tests.comm import device_double
     if {is_bad}:
         def seen(x):

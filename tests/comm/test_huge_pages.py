@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpipar.comm import huge_pages
-from mpipar.comm.arena import Arena
-from mpipar.comm.memory import Memory
+from mpipar.comm.node import huge_pages
+from mpipar.comm.node.arena import Arena
+from mpipar.comm.node.memory import Memory
 
 MIB = 2**20
 
@@ -64,7 +64,7 @@ def test_without_them_memory_is_the_same(without: str, monkeypatch: pytest.Monke
     if without == "setting":
         monkeypatch.setenv("MPIPAR_HUGE_PAGES", "0")
     if without == "kernel":
-        monkeypatch.setattr("mpipar.comm.memory.collapse", lambda address, n_bytes: False)
+        monkeypatch.setattr("mpipar.comm.node.memory.collapse", lambda address, n_bytes: False)
     if without == "library":
         monkeypatch.setattr(huge_pages, "_found", [None])
     before = on_huge_pages()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpipar.comm import Communicator, ReduceOp
-from mpipar.comm.node import NodeCommunicator
+from mpipar.comm.node.communicator import NodeCommunicator
 from mpipar.errors import LayoutError, RankFailed, UnsupportedArray
 from tests.comm.test_node import _threads_share_memory, group_of  # noqa: F401  (a fixture)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpipar.comm import Communicator, Op, ReduceOp, ThreadWorld
-from mpipar.comm.node import NodeCommunicator
+from mpipar.comm.node.communicator import NodeCommunicator
 from mpipar.errors import CollectiveMismatch, LayoutError, RankFailed, UnsupportedArray
 
 pytestmark = pytest.mark.ranks(2, 3, 4)

@@ -22,7 +22,7 @@ class CupySide:
     """Arrays of CuPy whose memory looks like that of the given NumPy array."""
 
     def __init__(self) -> None:
-        from mpipar.comm.device import library
+        from mpipar.comm.device.arrays import library
 
         self.device = library("cupy")
 

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from mpipar.comm import Communicator, init, wrap
-from mpipar.comm.mpi_groups import Settings
+from mpipar.comm.mpi.groups import Settings
 from mpipar.comm.world import give_up_groups, group_marks
 from mpipar.errors import CollectiveMismatch, CollectiveTimeout, LaunchError, RankFailed
 from tests.comm.cases import in_mode, uniform_case

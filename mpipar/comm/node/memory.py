@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array
-from mpipar.comm.huge_pages import PAGE, collapse, huge_page, map_file, populate
+from mpipar.comm.node.huge_pages import PAGE, collapse, huge_page, map_file, populate
 
 
 class Memory:

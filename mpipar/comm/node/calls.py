@@ -11,7 +11,8 @@ import numpy as np
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.flags import (
+from mpipar.comm.local import check_exchange, mismatch, refusal
+from mpipar.comm.node.flags import (
     ARRIVE,
     FIRST_WORD,
     INPUT,
@@ -24,14 +25,13 @@ from mpipar.comm.flags import (
     WORDS,
     Flags,
 )
-from mpipar.comm.local import check_exchange, mismatch, refusal
-from mpipar.comm.meeting import Meeting, Reach, Scratch, Script, Stages, Wait, Waits
-from mpipar.comm.node_host import Host
-from mpipar.comm.paths import Paths
-from mpipar.comm.process_memory import Far
+from mpipar.comm.node.host import Host
+from mpipar.comm.node.meeting import Meeting, Reach, Scratch, Script, Stages, Wait, Waits
+from mpipar.comm.node.move import Blocks, move, move_small
+from mpipar.comm.node.paths import Paths
+from mpipar.comm.node.process_memory import Far
+from mpipar.comm.node.reduce import reduce_slices, reduce_small
 from mpipar.comm.request import Request
-from mpipar.comm.shared_move import Blocks, move, move_small
-from mpipar.comm.shared_reduce import reduce_slices, reduce_small
 from mpipar.errors import CountOutOfRange
 
 _REDUCES = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)

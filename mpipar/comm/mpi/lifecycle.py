@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from mpipar.comm.board import FAILED, HAS_LEFT, LEFT, Board
+from mpipar.comm.mpi.board import FAILED, HAS_LEFT, LEFT, Board
 
 _LAST_RESORT_S = 10.0
 _READ_S = 0.2  # a launcher that is told to abort may drop what it has not yet read

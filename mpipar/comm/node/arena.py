@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpipar.comm.call import Array
-from mpipar.comm.huge_pages import PAGE
-from mpipar.comm.memory import Memory
+from mpipar.comm.node.huge_pages import PAGE
+from mpipar.comm.node.memory import Memory
 from mpipar.errors import CountOutOfRange, UnsupportedArray
 
 _log = logging.getLogger("mpipar")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Call, Op, ReduceOp
-from mpipar.comm.device import Device, address
+from mpipar.comm.device.arrays import Device, address
 
 _NAMES = {
     "int8": "NCCL_INT8",

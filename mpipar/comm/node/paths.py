@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpipar.comm.call import Call, Op
-from mpipar.comm.flags import SLOT_BYTES
+from mpipar.comm.node.flags import SLOT_BYTES
 from mpipar.errors import UnsupportedArray
 
 NAMES = ("flags", "stage", "copy", "mpi")
 DEVICE_WAYS = ("nccl", "direct", "staged")
-"""Ways of arrays on a device (`device_calls`), the likely fastest first."""
+"""Ways of arrays on a device (`device.calls`), the likely fastest first."""
 Steps = tuple[tuple[int, str], ...]
 """Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 import numpy as np
 
 from mpipar.comm.call import Call, Op, ReduceOp
-from mpipar.comm.device_calls import SMALL_BYTES
-from mpipar.comm.mpi_library import MPI
-from mpipar.comm.paths import cache_file
+from mpipar.comm.device.calls import SMALL_BYTES
+from mpipar.comm.mpi.library import MPI
+from mpipar.comm.node.paths import cache_file
 from mpipar.errors import LaunchError
 
 _MARK = "mpipar can "
@@ -108,7 +108,7 @@ def _two_ranks(items: Sequence[str]) -> tuple[str, bool]:
 
     prefixes = ("OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_LOCAL", "HYDRA", "HYDI_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-    command = [sys.executable, "-m", "mpipar.comm.mpi_probe", *items]
+    command = [sys.executable, "-m", "mpipar.comm.mpi.probe", *items]
     found = loaded_library(clean)
     launcher = find_launcher(found, clean)
     clean |= launcher.environment
@@ -136,8 +136,8 @@ def main(items: Sequence[str]) -> int:
     int
         0 when all were tried; a wrong answer is told by leaving the item out.
     """
-    from mpipar.comm.device import Device, library
-    from mpipar.comm.mpi_engine import Engine
+    from mpipar.comm.device.arrays import Device, library
+    from mpipar.comm.mpi.engine import Engine
 
     if not MPI.Is_initialized():
         MPI.Init()
@@ -215,7 +215,7 @@ def _example(
 
 def tell() -> int:
     """Print what `capability` finds for the current device, as one line of JSON."""
-    from mpipar.comm.device import library
+    from mpipar.comm.device.arrays import library
 
     found = capability(library("cupy").names()[0])
     sys.stdout.write("mpipar" + json.dumps({"able": found, "n_tried": len(ITEMS)}) + "\n")

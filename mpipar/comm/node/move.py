@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.meeting import Meeting, Script, copy_little, store
+from mpipar.comm.node.meeting import Meeting, Script, copy_little, store
 
 _ONE_SIDED = (Op.BROADCAST, Op.SCATTER, Op.GATHER)
 _SAME_FOR_ALL = (Op.BROADCAST, Op.ALL_GATHER, Op.GATHER)

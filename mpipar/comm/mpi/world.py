@@ -10,18 +10,18 @@ import numpy as np
 from mpi4py import MPI
 
 from mpipar.comm.base import Communicator
-from mpipar.comm.board import Board
-from mpipar.comm.device import use_device
+from mpipar.comm.device.arrays import use_device
 from mpipar.comm.hierarchy import HierarchicalCommunicator, placed
-from mpipar.comm.lifecycle import Job, install
-from mpipar.comm.mpi import MPICommunicator
-from mpipar.comm.mpi_groups import Groups, Settings
-from mpipar.comm.mpi_node import make_host, simulated_node
-from mpipar.comm.node import NodeCommunicator
-from mpipar.comm.paths import Paths
+from mpipar.comm.mpi.board import Board
+from mpipar.comm.mpi.communicator import MPICommunicator
+from mpipar.comm.mpi.groups import Groups, Settings
+from mpipar.comm.mpi.lifecycle import Job, install
+from mpipar.comm.mpi.node import make_host, simulated_node
+from mpipar.comm.mpi.watchdog import Watchdog
+from mpipar.comm.node.communicator import NodeCommunicator
+from mpipar.comm.node.paths import Paths
 from mpipar.comm.placement import limit_threads
 from mpipar.comm.request import set_lost
-from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import check_before_start, check_launch
 from mpipar.launch.prepare import prepare

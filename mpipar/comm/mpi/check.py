@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpipar.comm.call import Array, Call, Op
 from mpipar.comm.local import check_exchange, mismatch, refusal
-from mpipar.comm.mpi_engine import Engine, Program, each
+from mpipar.comm.mpi.engine import Engine, Program, each
 from mpipar.errors import CollectiveMismatch, ParallelismError
 
 _RECORD = 32

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpipar.comm.arena import Arena
 from mpipar.comm.call import Call
-from mpipar.comm.flags import ARRIVE, STEP, Fence, Flags
-from mpipar.comm.meeting import Waits
+from mpipar.comm.node.arena import Arena
+from mpipar.comm.node.flags import ARRIVE, STEP, Fence, Flags
+from mpipar.comm.node.meeting import Waits
 from mpipar.comm.request import Request
 
 

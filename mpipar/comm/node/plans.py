@@ -16,7 +16,7 @@ import numpy as np
 
 from mpipar.comm.arrays import is_plain, raw_bytes
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.meeting import Script
+from mpipar.comm.node.meeting import Script
 
 _MAX_PLANS, _MAX_FORMS = 4096, 512
 Latest = dict[int, tuple[Any, ...]]

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpipar.comm.arena import Arena, region_limit
 from mpipar.comm.call import Call
-from mpipar.comm.flags import Fence
-from mpipar.comm.memory import Memory
-from mpipar.comm.mpi_groups import Groups
-from mpipar.comm.node_host import Group, Movable
-from mpipar.comm.process_memory import probe
+from mpipar.comm.mpi.groups import Groups
+from mpipar.comm.mpi.watchdog import Watchdog
+from mpipar.comm.node.arena import Arena, region_limit
+from mpipar.comm.node.flags import Fence
+from mpipar.comm.node.host import Group, Movable
+from mpipar.comm.node.memory import Memory
+from mpipar.comm.node.process_memory import probe
 from mpipar.comm.request import Request, pause, set_others
-from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import CollectiveTimeout, RankFailed
 
 _SPINS = 200

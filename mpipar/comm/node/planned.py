@@ -11,8 +11,7 @@ import numpy as np
 
 from mpipar.comm.arrays import is_plain
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.node_storage import NodeStorage
-from mpipar.comm.plans import (
+from mpipar.comm.node.plans import (
     Form,
     Plan,
     address,
@@ -22,6 +21,7 @@ from mpipar.comm.plans import (
     on_copies,
     shows,
 )
+from mpipar.comm.node.storage import NodeStorage
 
 Key = tuple[Any, ...]
 Arguments = dict[str, Any]

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpipar.comm.arrays import accumulation_dtype, reduce_rows
 from mpipar.comm.call import Array, Call, Op, ReduceOp
-from mpipar.comm.meeting import Meeting, Script, copy_little, store
+from mpipar.comm.node.meeting import Meeting, Script, copy_little, store
 from mpipar.units.remainder import spread_sizes
 
 

@@ -19,11 +19,11 @@ from typing import Any
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import agree, check_message, complete, split_order
-from mpipar.comm.memory import Memory
-from mpipar.comm.rendezvous import Box, Meeting, Slot
+from mpipar.comm.node.memory import Memory
 from mpipar.comm.request import ENDED, Request
-from mpipar.comm.thread_node import over_nodes
-from mpipar.comm.turns import Turns
+from mpipar.comm.threads.node import over_nodes
+from mpipar.comm.threads.rendezvous import Box, Meeting, Slot
+from mpipar.comm.threads.turns import Turns
 from mpipar.errors import CollectiveTimeout, CountOutOfRange, ParallelismError, RankFailed, rebuild
 
 Fault = Callable[[int, Call], "str | None"]

@@ -16,14 +16,14 @@ import numpy as np
 
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, Op
-from mpipar.comm.flags import LINE_BYTES, Flags
-from mpipar.comm.node_calls import NodeCalls
-from mpipar.comm.node_host import Door, Host, Pending, Queue
-from mpipar.comm.paths import Paths
-from mpipar.comm.planned import Planned
-from mpipar.comm.plans import Plans
+from mpipar.comm.node.calls import NodeCalls
+from mpipar.comm.node.flags import LINE_BYTES, Flags
+from mpipar.comm.node.host import Door, Host, Pending, Queue
+from mpipar.comm.node.paths import Paths
+from mpipar.comm.node.planned import Planned
+from mpipar.comm.node.plans import Plans
+from mpipar.comm.node.replay import again, replayer
 from mpipar.comm.port import NodePort
-from mpipar.comm.replay import again, replayer
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CountOutOfRange, RankFailed
 

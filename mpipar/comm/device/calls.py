@@ -14,10 +14,10 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.call import Call, Op, ReduceOp
-from mpipar.comm.device import Device, library, package_of
-from mpipar.comm.device_nccl import NcclGroup, can_carry, told_id
-from mpipar.comm.device_stage import Stage, followed
-from mpipar.comm.paths import DEVICE_WAYS, Paths
+from mpipar.comm.device.arrays import Device, library, package_of
+from mpipar.comm.device.nccl import NcclGroup, can_carry, told_id
+from mpipar.comm.device.stage import Stage, followed
+from mpipar.comm.node.paths import DEVICE_WAYS, Paths
 from mpipar.comm.request import ENDED, Request
 from mpipar.errors import CollectiveMismatch, UnsupportedArray
 
@@ -121,7 +121,7 @@ class DeviceCalls:
             made = self.comm.made_by_root(lambda: told_id(device))
             self._nccl = NcclGroup(device, self.comm.rank, self.comm.size, made)
         if self._engine() is not None and len({row[0] for row in told}) == 1:
-            from mpipar.comm.mpi_probe import capability
+            from mpipar.comm.mpi.probe import capability
 
             self.capable = frozenset(self.comm.made_by_root(lambda: capability(told[0][0])))
         if self.forced and self.forced not in self.ways():

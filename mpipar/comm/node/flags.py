@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from mpipar.comm.call import Array
-from mpipar.comm.memory import Memory
+from mpipar.comm.node.memory import Memory
 
 ARRIVE, STEP = 0, 8
 FIRST_WORD, WORDS = 16, 8  # first word of the descriptions, words of one

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpipar.comm.call import Array, Call, Op
-from mpipar.comm.device import Device, Event
-from mpipar.comm.paths import DEVICE_WAYS
+from mpipar.comm.device.arrays import Device, Event
+from mpipar.comm.node.paths import DEVICE_WAYS
 from mpipar.comm.request import ENDED, Request
 
 if TYPE_CHECKING:

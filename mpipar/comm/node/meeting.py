@@ -12,9 +12,9 @@ import numpy as np
 
 from mpipar.comm.arrays import raw_bytes
 from mpipar.comm.call import Array, Call
-from mpipar.comm.flags import Flags
-from mpipar.comm.memory import Memory
-from mpipar.comm.process_memory import Far
+from mpipar.comm.node.flags import Flags
+from mpipar.comm.node.memory import Memory
+from mpipar.comm.node.process_memory import Far
 from mpipar.comm.request import Request
 
 Wait = tuple[int, int]

@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpipar.comm.call import Op
-from mpipar.comm.mpi_engine import Engine
-from mpipar.comm.mpi_mover import Mover
+from mpipar.comm.mpi.engine import Engine
+from mpipar.comm.mpi.mover import Mover
 from mpipar.errors import CollectiveMismatch, CountOutOfRange, ParallelismError, RankFailed
 
 

@@ -16,11 +16,11 @@ from mpi4py import MPI
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call, CommInfo, Op
 from mpipar.comm.local import split_order, wrong_size
-from mpipar.comm.mpi_check import preflight, receive_header, send_header
-from mpipar.comm.mpi_engine import Engine, Program
-from mpipar.comm.mpi_groups import Groups, SharedGroup
+from mpipar.comm.mpi.check import preflight, receive_header, send_header
+from mpipar.comm.mpi.engine import Engine, Program
+from mpipar.comm.mpi.groups import Groups, SharedGroup
+from mpipar.comm.mpi.watchdog import Watchdog
 from mpipar.comm.request import ENDED, Request
-from mpipar.comm.watchdog import Watchdog
 from mpipar.errors import CollectiveMismatch, ParallelismError, RankFailed
 
 _PEERS = (Op.SEND, Op.RECV)

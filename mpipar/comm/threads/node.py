@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpipar.comm.arena import Arena
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Call
-from mpipar.comm.flags import Fence
 from mpipar.comm.hierarchy import placed
-from mpipar.comm.memory import Memory
-from mpipar.comm.node_host import Group, Movable
-from mpipar.comm.paths import Paths
-from mpipar.comm.process_memory import probe
+from mpipar.comm.node.arena import Arena
+from mpipar.comm.node.flags import Fence
+from mpipar.comm.node.host import Group, Movable
+from mpipar.comm.node.memory import Memory
+from mpipar.comm.node.paths import Paths
+from mpipar.comm.node.process_memory import probe
 from mpipar.comm.request import Request
 
 if TYPE_CHECKING:
-    from mpipar.comm.threads import ThreadCommunicator
+    from mpipar.comm.threads.world import ThreadCommunicator
 
 
 class ThreadHost:

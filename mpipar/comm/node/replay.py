@@ -7,12 +7,12 @@ from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm.call import Array
-from mpipar.comm.flags import ARRIVE, FIRST_WORD, INPUT, OUTPUT, STEP, WORDS
-from mpipar.comm.meeting import Script
-from mpipar.comm.plans import Half, Plan
+from mpipar.comm.node.flags import ARRIVE, FIRST_WORD, INPUT, OUTPUT, STEP, WORDS
+from mpipar.comm.node.meeting import Script
+from mpipar.comm.node.plans import Half, Plan
 
 if TYPE_CHECKING:
-    from mpipar.comm.node import NodeCommunicator
+    from mpipar.comm.node.communicator import NodeCommunicator
 
 _YIELDS = 16
 _STARTS = (FIRST_WORD, FIRST_WORD + WORDS)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpipar.comm.arena import checked_spec, private_empty
 from mpipar.comm.base import Communicator
 from mpipar.comm.call import Array, Call
-from mpipar.comm.node_calls import NodeCalls
-from mpipar.comm.node_host import Door, Host, Queue
-from mpipar.comm.plans import Plan, Plans, address, unowned
-from mpipar.comm.replay import views_again
+from mpipar.comm.node.arena import checked_spec, private_empty
+from mpipar.comm.node.calls import NodeCalls
+from mpipar.comm.node.host import Door, Host, Queue
+from mpipar.comm.node.plans import Plan, Plans, address, unowned
+from mpipar.comm.node.replay import views_again
 from mpipar.errors import CountOutOfRange
 
 _log = logging.getLogger("mpipar")

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from mpipar.comm.board import HAS_LEFT, Board
 from mpipar.comm.call import Call, Op
+from mpipar.comm.mpi.board import HAS_LEFT, Board
 
 _PERIOD_S = 0.25
 _GRACE_S = 1.0

@@ -1,0 +1,1 @@
+"""The transport over MPI: its start, its groups, its messages, and who watches over a job."""

@@ -1,0 +1,1 @@
+"""Calls through the shared memory of a node: arena, flags, algorithms, calls made again."""
