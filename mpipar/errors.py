@@ -19,7 +19,8 @@
     |-- ScheduleError        (ValueError)     a pipeline schedule that cannot run
     |-- LayoutError          (ValueError)     a mesh or sharding that cannot exist
     |-- RecipeError          (ValueError)     a recipe with an unknown key or a bad value
-    |-- CheckpointError      (ValueError)     a checkpoint that is missing, cut short or altered
+    |-- CheckpointError      (ValueError)     a checkpoint that is missing or does not fit
+    |   `-- DamagedCheckpoint                 the same, cut short or altered
     `-- CacheError           (RuntimeError)   a cache operation that would lose or mix blocks
 
 Each also derives from the builtin (in brackets) that a user would catch.
@@ -130,7 +131,11 @@ class RecipeError(ParallelismError, ValueError):
 
 
 class CheckpointError(ParallelismError, ValueError):
-    """A checkpoint that is missing, cut short or altered."""
+    """A checkpoint that is missing, or does not fit."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is cut short or was altered."""
 
 
 class CacheError(ParallelismError, RuntimeError):

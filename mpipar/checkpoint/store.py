@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mpipar.checkpoint.extent import Extent
 from mpipar.checkpoint.reader import Held, Reader
 from mpipar.comm import Communicator
-from mpipar.errors import CheckpointError
+from mpipar.errors import CheckpointError, DamagedCheckpoint
 
 Array = NDArray[Any]
 _FOLDER = re.compile(r"step-(\d{9})(?:\.(\d+))?")
@@ -193,10 +193,10 @@ def publish(
     _sync(scratch / _INDEX)
     _sync(scratch)
     before = _of_step(folder, step)
-    newer = target.with_name(f"{target.name}.{_order(before[-1])[1] + 1}") if before else target
+    newer = target.with_name(f"{target.name}.{order_of(before[-1])[1] + 1}") if before else target
     scratch.rename(newer)
     _sync(folder)
-    standing = _complete(folder)
+    standing = complete(folder)
     for place in {*before, *(standing[:-keep] if keep > 0 else [])}:
         gone = place.with_name(f".{place.name}.partial")  # never half a checkpoint of that name
         place.rename(gone)
@@ -205,14 +205,14 @@ def publish(
         newer.rename(target)
 
 
-def _order(place: Path) -> tuple[int, int]:
+def order_of(place: Path) -> tuple[int, int]:
     """Step and repetition of a folder's name; -1 for other names."""
     found = _FOLDER.fullmatch(place.name)
     return (int(found[1]), int(found[2] or 0)) if found else (-1, -1)
 
 
 def _of_step(folder: Path, step: int) -> list[Path]:
-    return sorted((p for p in folder.glob("step-*") if _order(p)[0] == step), key=_order)
+    return sorted((p for p in folder.glob("step-*") if order_of(p)[0] == step), key=order_of)
 
 
 def _sync(path: Path) -> None:
@@ -228,8 +228,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _complete(folder: Path) -> list[Path]:
-    found = sorted((p for p in folder.glob("step-*") if _order(p) >= (0, 0)), key=_order)
+def complete(folder: Path) -> list[Path]:
+    """Checkpoints whose files are all there in their full length, the oldest first."""
+    found = sorted((p for p in folder.glob("step-*") if order_of(p) >= (0, 0)), key=order_of)
     return [p for p in found if _is_complete(p)]
 
 
@@ -239,50 +240,30 @@ def _seal(index: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _read_index(place: Path) -> dict[str, Any]:
+def read_index(place: Path) -> dict[str, Any]:
     """The index of a checkpoint whose files are all there in their full length."""
     try:
         index: dict[str, Any] = json.loads((place / _INDEX).read_text(encoding="utf-8"))
         if _seal(index) != index["blake2b"]:
             raise ValueError("it was altered: its hash does not fit")
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{place / _INDEX} cannot be read: {error!r}") from None
+        raise DamagedCheckpoint(f"{place / _INDEX} cannot be read: {error!r}") from None
     for name, facts in index["files"].items():
         try:
             size = (place / name).stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{place / name} cannot be read: {error.strerror}") from None
+            raise DamagedCheckpoint(f"{place / name} cannot be read: {error.strerror}") from None
         if size != facts["bytes"]:
-            raise CheckpointError(f"{place / name} has {size} bytes instead of {facts['bytes']}")
+            raise DamagedCheckpoint(f"{place / name} has {size} bytes instead of {facts['bytes']}")
     return index
 
 
 def _is_complete(place: Path) -> bool:
     try:
-        _read_index(place)
+        read_index(place)
     except CheckpointError:
         return False
     return True
-
-
-def newest(comm: Communicator, folder: Path) -> Path | None:
-    """The newest complete checkpoint, agreed by all ranks. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        All ranks; they see one file system.
-    folder : Path
-        Where the checkpoints of a run stand.
-
-    Returns
-    -------
-    Path or None
-        None if there is none.
-    """
-    steps = sorted(p.name for p in _complete(folder)) if folder.is_dir() else []
-    common = set.intersection(*map(set, comm.all_gather_json(steps)))
-    return max((folder / name for name in common), key=_order, default=None)
 
 
 def load(
@@ -314,7 +295,7 @@ def load(
     CheckpointError
         If it is incomplete, cut short or altered (names the file), or lacks an array.
     """
-    index = _read_index(place)
+    index = read_index(place)
     held: dict[str, list[Held]] = {}
     for name, facts in index["files"].items():
         for array, values in _described(facts["arrays"]):
@@ -351,11 +332,13 @@ def _described(arrays: Any) -> list[tuple[str, Extent | None]]:
     return [(name, Extent.from_mapping(v) if v else None) for name, v in pairs]
 
 
-def _altered(place: Path, files: Mapping[str, Any], names: Iterable[str]) -> CheckpointError | None:
+def _altered(
+    place: Path, files: Mapping[str, Any], names: Iterable[str]
+) -> DamagedCheckpoint | None:
     """What is wrong with the first file whose hash is not that of the index."""
     for name in names:
         if (digest := _digest(place / name)) != files[name]["blake2b"]:
-            return CheckpointError(
+            return DamagedCheckpoint(
                 f"{place / name} was altered: its hash is {digest}, not the index's"
             )
     return None

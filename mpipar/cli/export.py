@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from mpipar.errors import CheckpointError
@@ -24,6 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16", "float64"),
                         help="of the weights; by default that of the run")  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace what a folder holds of an earlier export")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -49,13 +52,25 @@ def main(arguments: argparse.Namespace) -> int:
     from mpipar.train.run_folder import RECIPE
 
     recipe = load_recipe(arguments.run / RECIPE)
-    place = checkpoint.newest(IdentityCommunicator(), arguments.run / "checkpoints")
-    if place is None:
-        raise CheckpointError(f"no complete checkpoint in {arguments.run}; train writes one")
-    weights, state = checkpoint.load(place, build_model(recipe.model).shapes())
+    if not arguments.overwrite and (held := _held(arguments.folder)):
+        raise CheckpointError(
+            f"{arguments.folder} holds {held} already; --overwrite replaces it, or choose another"
+        )
+    found = checkpoint.load_newest(
+        IdentityCommunicator(), arguments.run / "checkpoints", build_model(recipe.model).shapes()
+    )
+    for text in found.passed_over:
+        print(f"note: passed over: {text}", file=sys.stderr)
+    weights = found.arrays
     if arguments.dtype is not None:
         kind = np.dtype(arguments.dtype)
         weights = {name: weight.astype(kind) for name, weight in weights.items()}
     checkpoint.export_hf(arguments.folder, recipe.model, weights)
-    print(f"step {state['step']} of {arguments.run} -> {arguments.folder}")
+    print(f"step {found.state['step']} of {arguments.run} -> {arguments.folder}")
     return 0
+
+
+def _held(folder: Path) -> str:
+    """What an export would replace there."""
+    names = ("config.json", "model.safetensors")
+    return next((name for name in names if (folder / name).exists()), "")

@@ -8,12 +8,16 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpipar.cli.main import exit_code
 from mpipar.comm import Communicator, init
 from mpipar.errors import ParallelismError, RecipeError
 from mpipar.train.recipe import Recipe, load_recipe, merge_recipe
+
+if TYPE_CHECKING:
+    from mpipar.train.stop import StopRequest
+    from mpipar.train.trainer import Trainer
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "decide the model; --set model.sequence=N shortens rows")  # fmt: skip
     parser.add_argument("--steps", type=int, help="optimizer steps")
     parser.add_argument(
-        "--mesh", metavar="pp=2,...", help="degrees of the mesh; dp is what remains"
+        "--mesh",
+        metavar="pp=2,...",
+        help="degrees of the whole mesh: axes that are not named have 1, dp is what remains",
     )
     parser.add_argument("--schedule", help="of the pipeline: a name, or a file")
     parser.add_argument("--run", metavar="FOLDER", help="run folder")
@@ -69,30 +75,49 @@ def main(arguments: argparse.Namespace) -> int:
         Exit code 0.
     """
     from mpipar.checkpoint import newest
-    from mpipar.train.run_folder import RECIPE, choose_folder, plot_loss
+    from mpipar.train.run_folder import choose_folder, discard, holding
     from mpipar.train.stop import StopRequest
     from mpipar.train.trainer import Trainer
 
     stop = StopRequest()
     comm = init()
+    with contextlib.ExitStack() as stack:
+        with told_once(comm):
+            wanted = comm.made_by_root(lambda: dataclasses.asdict(_recipe(arguments)))
+            resumes = comm.made_by_root(lambda: _resumes(arguments, wanted["run"]["folder"]))
+            folder = choose_folder(comm, wanted["run"]["folder"], resumes)
+            stack.enter_context(holding(comm, folder))
+            try:
+                if resumes:
+                    wanted = comm.made_by_root(lambda: dataclasses.asdict(_kept(arguments, folder)))
+                trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
+            except ParallelismError:
+                if comm.rank == 0 and not resumes:
+                    discard(folder)
+                raise
+            if resumes and (arguments.resume or newest(comm, folder / "checkpoints")):
+                trainer.resume()
+        return _train(arguments, trainer, folder, stop)
+
+
+def _train(arguments: argparse.Namespace, trainer: Trainer, folder: Path, stop: StopRequest) -> int:
+    """Do the steps that are left and tell of them."""
+    from mpipar.train.run_folder import plot_loss
+
+    comm, steps = trainer.comm, trainer.recipe.train.steps
     say = print if comm.rank == 0 and not arguments.quiet else _silent
-    with told_once(comm):
-        source = arguments.recipe
-        wanted = comm.made_by_root(lambda: dataclasses.asdict(_recipe(arguments, source)))
-        resumes = comm.made_by_root(lambda: _resumes(arguments, wanted["run"]["folder"]))
-        folder = choose_folder(comm, wanted["run"]["folder"], resumes)
-        if resumes:
-            source = folder / RECIPE
-            wanted = comm.made_by_root(lambda: dataclasses.asdict(_recipe(arguments, source)))
-        trainer = Trainer(comm, merge_recipe(Recipe(), wanted), folder)
     tell_places(comm, folder, say if arguments.places else _silent)
     say(f"{comm.size} ranks, mesh {str(trainer.mesh).splitlines()[0]}, run folder {folder}")
     unit = "MB" if trainer.corpus.train.dtype.itemsize == 1 else "M tokens"
     say(f"text: {trainer.corpus.train.size / 1e6:.2f} {unit} to train on, "
         f"{trainer.corpus.held_out.size / 1e6:.2f} {unit} held out, bigram conditional entropy "
         f"{trainer.corpus.bigram_entropy:.4f} nat")  # fmt: skip
-    if resumes and (arguments.resume or newest(comm, folder / "checkpoints")):
-        say(f"going on after step {trainer.resume()}")
+    if trainer.step >= steps:
+        if comm.rank == 0:
+            print(f"the run has all its {steps} steps; --steps {trainer.step + 1} or more goes on")
+        return 0
+    if trainer.step:
+        say(f"going on after step {trainer.step}")
     figures = trainer.run(say, stop)
     if comm.rank == 0:
         curve = plot_loss(folder, trainer.corpus.bigram_entropy)
@@ -156,10 +181,41 @@ def told_once(comm: Communicator) -> Iterator[None]:
         raise SystemExit(exit_code(error)) from None
 
 
-def _recipe(arguments: argparse.Namespace, source: str | Path | None) -> Recipe:
+def _kept(arguments: argparse.Namespace, folder: Path) -> Recipe:
+    """The recipe of a run that goes on: its text and its model stay what they are."""
+    from mpipar.train.run_folder import RECIPE
+
+    before = load_recipe(folder / RECIPE)
+    recipe = _recipe(arguments, folder / RECIPE)
+    if arguments.data is not None and "data.digest" not in " ".join(arguments.settings):
+        recipe = merge_recipe(recipe, {"data": {"digest": before.data.digest}})
+    model, given = (dataclasses.asdict(r.model) for r in (before, recipe))
+    other = [f"model.{k}={v!r}, not {given.get(k)!r}" for k, v in model.items()
+             if given.get(k) != v and k != "dropout"]  # fmt: skip
+    if other:
+        raise RecipeError(f"the run in {folder} has {'; '.join(other)}; a new run may differ")
+    return recipe
+
+
+def _degrees(text: str | None) -> dict[str, str]:
+    """The degrees of ``--mesh`` by axis: the whole mesh, axes that are not named have 1."""
+    degrees: dict[str, str] = {}
+    for part in text.split(",") if text is not None else ():
+        axis, equals, degree = (word.strip() for word in part.partition("="))
+        if not axis or not equals or not degree:
+            raise RecipeError(f"--mesh {text!r} must read axis=degree,..., e.g. pp=2,tp=2")
+        if axis in degrees:
+            raise RecipeError(f"--mesh {text!r} names {axis} twice")
+        degrees[axis] = degree
+    return degrees
+
+
+def _recipe(arguments: argparse.Namespace, source: str | Path | None = None) -> Recipe:
     """Defaults < recipe < ``--set`` < the other options."""
-    degrees = arguments.mesh.split(",") if arguments.mesh else []
-    settings = [*arguments.settings, *(f"mesh.{degree.strip()}" for degree in degrees)]
+    source = arguments.recipe if source is None else source
+    degrees = _degrees(arguments.mesh)
+    whole = {"dp": 0, "pp": 1, "tp": 1, "cp": 1, **degrees} if degrees else {}
+    settings = [*arguments.settings, *(f"mesh.{axis}={n}" for axis, n in whole.items())]
     changes: dict[str, dict[str, Any]] = {"data": {}, "train": {}, "run": {}}
     if arguments.data is not None:
         changes["data"] = {"path": arguments.data, "digest": ""}

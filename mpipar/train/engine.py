@@ -23,7 +23,7 @@ from mpipar.models.parts import Streams
 from mpipar.models.stage import ModelStage
 from mpipar.pipeline_parallel import Schedule, Timeline, format_schedule, parse_schedule
 from mpipar.pipeline_parallel.executor import PipelineExecutor
-from mpipar.train.pipeline_plan import choose_schedule, stage_layers
+from mpipar.train.pipeline_plan import check_name, choose_schedule, stage_layers
 from mpipar.train.recipe import Recipe
 from mpipar.train.tracing import span, trace_timeline
 
@@ -84,6 +84,7 @@ def build_engine(mesh: Mesh, recipe: Recipe, dtype: np.dtype[Any]) -> Engine:
         )
     if mesh.degree("pp") > 1:
         return PipelineEngine(mesh, model, recipe, dtype)
+    check_name(recipe)
     return ReplicaEngine(mesh, model, recipe, dtype)
 
 

@@ -43,8 +43,7 @@ def choose_schedule(recipe: Recipe, n_ranks: int) -> Schedule:
         If a file is for other sizes.
     """
     name, n_microbatches = recipe.train.schedule, recipe.train.microbatches
-    is_file = bool({".", "/"} & set(name)) or Path(name).is_file()
-    if name.lower().replace("_", "-") in SCHEDULE_NAMES or not is_file:
+    if not _is_file(name):
         return split_backward(build_schedule(name, n_ranks, n_microbatches))
     schedule = validate(read_schedule(name))
     if (schedule.n_ranks, schedule.n_microbatches) != (n_ranks, n_microbatches):
@@ -53,6 +52,31 @@ def choose_schedule(recipe: Recipe, n_ranks: int) -> Schedule:
             f"microbatches; mesh.pp={n_ranks}, train.microbatches={n_microbatches}"
         )
     return schedule
+
+
+def check_name(recipe: Recipe) -> None:
+    """Refuse a schedule that is neither a name nor a file, where no pipeline will look at it.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Gives name or file.
+
+    Raises
+    ------
+    ScheduleError
+        Says the names.
+    """
+    if _is_file(recipe.train.schedule):
+        read_schedule(recipe.train.schedule)
+    else:
+        build_schedule(recipe.train.schedule, 2, 4)
+
+
+def _is_file(name: str) -> bool:
+    if name.lower().replace("_", "-") in SCHEDULE_NAMES:
+        return False
+    return bool({".", "/"} & set(name)) or Path(name).is_file()
 
 
 def stage_layers(recipe: Recipe, n_stages: int) -> list[range]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from mpipar.errors import CheckpointError, RecipeError
 RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
 CURVE = "loss.png"
+LOCK = ".lock"
 TIMELINE = "timeline.json"
 ENVIRONMENT = "environment.json"
 
@@ -59,6 +62,59 @@ def choose_folder(comm: Communicator, folder: str, resume: bool) -> Path:
     return Path(comm.made_by_root(choose))
 
 
+@contextlib.contextmanager
+def holding(comm: Communicator, folder: Path) -> Iterator[None]:
+    """Keep other jobs out of a run folder for as long as this one lasts. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks; rank 0 holds a lock, which ends with its process.
+    folder : Path
+        Run folder. Where the file system knows no locks, nothing is held.
+
+    Raises
+    ------
+    RecipeError
+        On every rank, if another job is at work there.
+    """
+    file: IO[str] | None = None
+
+    def take() -> None:
+        nonlocal file
+        file = (folder / LOCK).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RecipeError(
+                f"another job is at work in run folder {folder}; --run names another folder"
+            ) from None
+        except OSError:
+            return
+
+    comm.made_by_root(take)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def discard(folder: Path) -> None:
+    """Remove a new run folder in which nothing was written. Local.
+
+    Parameters
+    ----------
+    folder : Path
+        Stays if it holds anything.
+    """
+    with contextlib.suppress(OSError):
+        if {p.name for p in folder.iterdir()} <= {LOCK}:
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+
+
 def write_environment(folder: Path, n_ranks: int) -> None:
     """Note what a run used, as numbers and well-known names. Local.
 
@@ -86,8 +142,12 @@ def write_environment(folder: Path, n_ranks: int) -> None:
 def _fresh(folder: str) -> Path:
     base = Path(folder) if folder else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}"
     place, n = base, 1
-    while not folder and place.exists():
-        place, n = base.with_name(f"{base.name}-{n}"), n + 1
+    while not folder:
+        try:
+            place.mkdir(parents=True)  # another job may begin in the same second
+            return place
+        except FileExistsError:
+            place, n = base.with_name(f"{base.name}-{n}"), n + 1
     if (place / METRICS).exists():
         raise RecipeError(
             f"run folder {place} holds a run already; --resume goes on with it, or choose another"

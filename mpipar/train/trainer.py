@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -29,6 +30,8 @@ from mpipar.train.stop import StopRequest, clear_stopped, mark_stopped
 from mpipar.train.text import Corpus, Sampler, share_text
 from mpipar.train.tracing import span, write_trace
 from mpipar.units.remainder import exact_size, spread_range
+
+_log = logging.getLogger("mpipar")
 
 
 @dataclasses.dataclass
@@ -289,7 +292,7 @@ class Trainer:
         return found
 
     def resume(self) -> int:
-        """Go on from the newest complete checkpoint. Collective.
+        """Go on from the newest sound checkpoint; damaged newer ones are named. Collective.
 
         Returns
         -------
@@ -301,31 +304,33 @@ class Trainer:
         CheckpointError
             If there is none, or it does not fit the model.
         """
-        place = None
-        if self.folder is not None:
-            place = checkpoint.newest(self.comm, self.folder / "checkpoints")
-        if place is None:
-            raise CheckpointError(
-                f"no complete checkpoint in {self.folder}; start without --resume"
-            )
+        if self.folder is None:
+            raise CheckpointError("a trainer without a run folder has no checkpoints")
         targets = {**self.dp.parameters, **self.optimizer.state()}
         extents = self._extents(targets)
-        arrays, state = checkpoint.load(place, targets, extents, self.comm)
+        place, arrays, state, passed_over = checkpoint.load_newest(
+            self.comm, self.folder / "checkpoints", targets, extents
+        )
+        for text in passed_over if self.comm.rank == 0 else ():
+            _log.warning("note: passed over: %s", text)
+        for name, extent in extents.items():
+            targets[name] = targets[name][extent.at()]  # without padding, which stays zero
+        problem = None
         for name, target in targets.items():
             found = arrays[name]
-            if name in extents:
-                target = target[extents[name].at()]  # without padding, which stays zero
             if (found.shape, found.dtype) != (target.shape, target.dtype):
-                raise CheckpointError(
+                problem = problem or CheckpointError(
                     f"{place}: {name} is {found.dtype} of shape {found.shape}, the model needs "
                     f"{target.dtype} of shape {target.shape}"
                 )
-            write(found, target)
         if state["rows_seen"] != state["step"] * self.recipe.train.batch:
-            raise CheckpointError(
+            problem = CheckpointError(
                 f"{place} was written after {state['rows_seen']} sequences in {state['step']} "
                 f"steps; train.batch={self.recipe.train.batch} would leave its place in the data"
             )
+        self.comm.all_gather_json(problem)  # raised on all ranks
+        for name, target in targets.items():
+            write(arrays[name], target)
         self.step = int(state["step"])
         return self.step
 

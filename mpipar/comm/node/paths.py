@@ -25,7 +25,12 @@ Steps = tuple[tuple[int, str], ...]
 """Rising sizes in bytes, each with the way of ordinary arrays from that size on."""
 
 _DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES + 1, "stage"))
-_SHIPPED: dict[Op, Steps] = {Op.ALL_TO_ALL: (*_DEFAULT, (2**22, "mpi"))}
+_SHIPPED: dict[Op, Steps] = {
+    Op.ALL_REDUCE: (*_DEFAULT, (2**22, "copy")),
+    Op.BROADCAST: (*_DEFAULT, (2**22, "copy")),
+    Op.ALL_GATHER: (*_DEFAULT, (2**22, "mpi")),
+    Op.ALL_TO_ALL: (*_DEFAULT, (2**22, "mpi")),
+}
 SMALLEST = SLOT_BYTES
 """Bytes of the largest small message."""
 
