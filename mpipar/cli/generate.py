@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpipar.comm import Communicator, init
-from mpipar.errors import CountOutOfRange, EmptyInput
+from mpipar.errors import CountOutOfRange, EmptyInput, UnsupportedArray
 
 if TYPE_CHECKING:
     from mpipar.generate import Generator, Source
@@ -97,9 +97,18 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
             lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise EmptyInput("--prompts", f"{arguments.prompts}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UnsupportedArray(f"--prompts {arguments.prompts} is no UTF-8: {error}") from None
     texts = [*arguments.prompt, *(line for line in lines if line.strip())]
     if not texts:
         raise EmptyInput("generate", "no prompt; give --prompt TEXT or --prompts FILE")
+    for number, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # such as bytes of a command line that are no text
+            raise UnsupportedArray(
+                f"prompt {number} is no UTF-8 text from its character {error.start} on"
+            ) from None
     return texts
 
 
@@ -122,12 +131,13 @@ class _Shown:
     def __init__(self, source: Source, texts: list[str], mine: list[int], prints: bool) -> None:
         self._decode, self._tokens, self._n = source.tokenizer.decode, list[int](), 0
         self.streams = prints and len(mine) == 1
-        if self.streams:
-            print(texts[mine[0]], end="", flush=True)
+        self._prompt = texts[mine[0]] if self.streams else ""
 
     def token(self, _: int, token: int) -> None:
         """One more; half a character waits for its rest."""
         if self.streams:
+            sys.stdout.write(self._prompt)  # nothing is shown before the first token has come
+            self._prompt = ""
             self._tokens.append(token)
             text = self._decode(self._tokens)
             if not text.endswith("\ufffd"):

@@ -176,7 +176,7 @@ class Generator:
                 if n > most:
                     raise CountOutOfRange(
                         f"tokens of prompt {number} ({len(prompt)} and {max_tokens} new) in {what}",
-                        f"1..{most}",
+                        f"1..{most} (at most {max(0, most - len(prompt))} new)",
                         n,
                     )
 

@@ -14,7 +14,7 @@ from mpipar import checkpoint
 from mpipar.comm import IdentityCommunicator
 from mpipar.errors import CheckpointError
 from mpipar.generate.decoder import Decoder
-from mpipar.generate.tokenizer import Bytes, Tokenizer, open_tokenizer
+from mpipar.generate.tokenizer import TOKENIZER, Bytes, Tokenizer, open_tokenizer
 from mpipar.mesh import Mesh
 from mpipar.models import ModelConfig, build_model
 from mpipar.models.stage import ModelStage
@@ -95,6 +95,8 @@ def open_source(path: Path) -> Source:
             raise CheckpointError(f"{path} was trained on tokens of its own: no tokenizer is known")
         return Source(path, recipe.model, Bytes())
     config = checkpoint.open_pretrained(path).config
+    if config.vocabulary == 256 and path.is_dir() and not (path / TOKENIZER).is_file():
+        return Source(path, config, Bytes())  # as `mpipar export` writes a model of bytes
     return Source(path, config, open_tokenizer(path))
 
 

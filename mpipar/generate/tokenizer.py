@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mpipar.errors import CheckpointError
 
-_FILE = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _CONTROL, _USER = 3, 4  # token types of GGUF that stand for themselves
 _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r")
 
@@ -128,11 +128,11 @@ def open_tokenizer(path: Path) -> Tokenizer:
         If there is none, it cannot be read, or the package for it is missing.
     """
     folder = path if path.is_dir() else path.parent
-    if (folder / _FILE).is_file():
+    if (folder / TOKENIZER).is_file():
         return _from_file(folder)
     if path.is_file():
         return _from_gguf(path)
-    raise CheckpointError(f"{path} has no tokenizer: {folder / _FILE} is missing")
+    raise CheckpointError(f"{path} has no tokenizer: {folder / TOKENIZER} is missing")
 
 
 def _package() -> Any:
@@ -148,9 +148,9 @@ def _package() -> Any:
 def _from_file(folder: Path) -> Learned:
     tokenizers = _package()
     try:
-        inner = tokenizers.Tokenizer.from_file(str(folder / _FILE))
+        inner = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:  # the package has no narrower class
-        raise CheckpointError(f"{folder / _FILE} cannot be read: {error}") from None
+        raise CheckpointError(f"{folder / TOKENIZER} cannot be read: {error}") from None
     return Learned(inner, _stop_of(folder))
 
 
@@ -175,7 +175,7 @@ def _from_gguf(path: Path) -> Learned:
     if kind != "gpt2":
         raise CheckpointError(
             f"{path}: its tokenizer is of kind {kind!r}; 'gpt2' (byte-level BPE) is read from "
-            f"GGUF, others from a {_FILE} beside the file"
+            f"GGUF, others from a {TOKENIZER} beside the file"
         )
     words = facts["tokens"]
     vocabulary = {word: number for number, word in enumerate(words)}

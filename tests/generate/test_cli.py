@@ -1,5 +1,6 @@
 """`mpipar generate` on models of this library's own, and its refusals."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def run_folder(place: Path, name: str) -> Path:
 def generate(n: int, *words: object) -> subprocess.CompletedProcess[str]:
     start = ["run", "-n", n, "generate"] if n > 1 else ["generate"]
     command = [sys.executable, "-m", "mpipar", *start, *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, timeout=120,
+    command = [word if isinstance(word, bytes) else str(word) for word in command]
+    return subprocess.run(command, capture_output=True, timeout=120,
                           text=True, errors="replace")  # fmt: skip
 
 
@@ -108,7 +110,9 @@ def test_a_single_prompt_comes_as_it_is_made(tmp_path):
     ("words", "code", "says"),
     [
         (["--prompt", "a", "--tp", "2"], 3, "2"),
-        (["--prompt", "a" * 60], 1, "context"),
+        (["--prompt", "a" * 60], 1, "context must be in range 1..64 (at most 4 new), got 124"),
+        (["--prompt", b"a\xff"], 1, "prompt 0 is no UTF-8 text from its character 1 on"),
+        (["--prompts", "binary.txt"], 1, "binary.txt is no UTF-8"),
         ([], 1, "no prompt"),
         (["--prompt", ""], 1, "at least one token"),
         (["--prompt", "a", "--temperature", "-1"], 1, "temperature"),
@@ -117,18 +121,36 @@ def test_a_single_prompt_comes_as_it_is_made(tmp_path):
 )
 def test_what_cannot_be_is_refused(tmp_path, words, code, says):
     folder = run_folder(tmp_path / "run", "llama")
+    (tmp_path / "binary.txt").write_bytes(b"a\xff\n")
+    words = [tmp_path / w if w == "binary.txt" else w for w in words]
     done = generate(1, "--model", folder, *words)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_model_that_is_not_there_or_has_no_tokenizer_is_named(tmp_path):
     done = generate(1, "--model", tmp_path / "none", "--prompt", "a")
     assert (done.returncode, "does not exist" in done.stderr) == (1, True)
-    model = build_model(MODELS["llama"])
-    checkpoint.export_hf(tmp_path / "hf", MODELS["llama"], model.init(0))
+    config = dataclasses.replace(MODELS["llama"], vocabulary=300)
+    checkpoint.export_hf(tmp_path / "hf", config, build_model(config).init(0))
     done = generate(1, "--model", tmp_path / "hf", "--prompt", "a")
     assert (done.returncode, "tokenizer.json is missing" in done.stderr) == (1, True)
+
+
+def test_an_exported_model_of_bytes_needs_no_tokenizer(tmp_path):
+    folder = run_folder(tmp_path / "run", "gpt")
+    export = [sys.executable, "-m", "mpipar", "export", folder, tmp_path / "hf"]
+    subprocess.run(export, check=True, timeout=60)
+    done = generate(1, "--model", tmp_path / "hf", "--prompt", "abc", "--max-tokens", 9)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(expected("gpt", "abc", 9).rstrip("\ufffd"))
+    before = (tmp_path / "hf" / "config.json").read_text()
+    again = subprocess.run([*export, "--dtype", "float16"], capture_output=True, timeout=60)
+    assert again.returncode == 1
+    assert b"holds config.json already; --overwrite replaces it" in again.stderr
+    assert (tmp_path / "hf" / "config.json").read_text() == before
+    subprocess.run([*export, "--dtype", "float16", "--overwrite"], check=True, timeout=60)
 
 
 def test_a_tokenizer_beside_the_weights_is_used(tmp_path):
