@@ -35,7 +35,10 @@ def parsed_size(text: str) -> int:
         If it is no such number.
     """
     unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper())
-    n_bytes = int(text[:-1]) * unit if unit else int(text)
+    number = text[:-1] if unit else text
+    if not number.isdecimal():
+        raise ValueError(f"size {text!r} is no number of bytes such as 8, 64K or 16M")
+    n_bytes = int(number) * (unit or 1)
     if n_bytes < 1:
         raise ValueError(f"size {text}: at least 1 byte is needed")
     return n_bytes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpipar.bench.report import as_csv, as_json, heading, line, parsed_size
+from mpipar.cli.arguments import one_of, positive
 from mpipar.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -28,9 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """
     parser.usage = "mpipar run -n N bench [OP ...] [options]"
     add = parser.add_argument
-    add("ops", nargs="*", metavar="OP", help=f"of {', '.join(_OPS)}; all by default")
+    add(
+        "ops",
+        nargs="*",
+        type=one_of(*_OPS),
+        metavar="OP",
+        help=f"of {', '.join(_OPS)}; all by default",
+    )
     add("--sizes", type=_sizes, default=_sizes(_SIZES), help=f"bytes a rank (default {_SIZES})")
-    add("--rounds", type=int, default=7, help="interleaved rounds, at least 5 (default 7)")
+    add("--rounds", type=positive, default=7, help="interleaved rounds, at least 5 (default 7)")
     add("--inputs", choices=("dirty", "clean"), default="dirty",
         help="whether inputs are rewritten before each call (default dirty)")  # fmt: skip
     add("--format", choices=("text", "json", "csv"), default="text", help="of the table")
@@ -61,9 +68,6 @@ def main(arguments: argparse.Namespace) -> int:
     int
         0, or 1 if a result was wrong.
     """
-    unknown = [op for op in arguments.ops if op not in _OPS]
-    if unknown:
-        raise LaunchError(f"bench {unknown[0]}: operations are {', '.join(_OPS)}")
     from mpipar.comm import init
 
     comm = init()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mpipar.cli.arguments import new_file, positive
 from mpipar.errors import LayoutError
 from mpipar.planner.calibration import UNCALIBRATED, Calibration
 from mpipar.planner.memory import MIXED, SINGLE
@@ -33,14 +34,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=f"{', '.join(MODELS)}, or a TOML file with [model]")
     add("--cluster", required=True, metavar="NAME", help=f"{', '.join(PRESETS)}, or a TOML file")
-    add("--batch", type=int, required=True, help="rows of the global batch")
-    add("--devices", type=int, metavar="N", help="use only so many (default: the whole machine)")
-    add("--sequence", type=int, metavar="S", help="tokens of a row (default: the model's)")
+    add("--batch", type=positive, required=True, help="rows of the global batch")
+    add(
+        "--devices",
+        type=positive,
+        metavar="N",
+        help="use only so many (default: the whole machine)",
+    )
+    add("--sequence", type=positive, metavar="S", help="tokens of a row (default: the model's)")
     add("--precision", choices=("mixed", "single"), help="default: mixed, single on CPUs")
     add("--calibration", metavar="FILE", help="TOML with constants fitted to runs")
     for axis in AXES:
-        add(f"--{axis}", type=int, metavar="N", help=f"fix {axis}")
-    add("--recipe", metavar="FILE", help="write a recipe for `mpipar train`")
+        add(f"--{axis}", type=positive, metavar="N", help=f"fix {axis}")
+    add("--recipe", type=new_file("toml"), metavar="FILE", help="write a recipe for `mpipar train`")
     add("--format", choices=("text", "json"), default="text", help="of what is printed")
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from mpipar.cli import main as command_line
+from mpipar.cli.arguments import positive
 from mpipar.errors import LaunchError
 from mpipar.launch.environment import detect
 from mpipar.launch.job import Outcome, run_job
@@ -27,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """
     parser.usage = "mpipar run -n N [options] VERB ...  |  mpipar run -n N [options] -- PROGRAM ..."
     add = parser.add_argument
-    add("-n", dest="n_ranks", type=_positive, metavar="N", help="ranks (in Slurm: SLURM_NTASKS)")
+    add("-n", dest="n_ranks", type=positive, metavar="N", help="ranks (in Slurm: SLURM_NTASKS)")
     add(
         "--mpi",
         metavar="MPI",
@@ -36,12 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--deadline", type=_seconds, metavar="SECONDS", help="end the job, failed, after that time")
     add("--dry-run", action="store_true", help="print the command and the variables it sets")
     add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

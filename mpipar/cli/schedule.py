@@ -7,6 +7,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
+from mpipar.cli.arguments import PICTURE, at_most, new_file
 from mpipar.errors import ScheduleError
 from mpipar.pipeline_parallel.compare import Figures, compare_schedules, slot_grid
 from mpipar.pipeline_parallel.costs import Costs
@@ -31,9 +32,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """
     add = parser.add_argument
     add("name", nargs="?", metavar="NAME", help=f"one of {', '.join(SCHEDULE_NAMES)}")
-    add("--stages", type=int, default=4, metavar="P", help="pipeline ranks (default 4)")
-    add("--microbatches", type=int, default=8, metavar="M", help="per step (default 8)")
-    add("--chunks", type=int, default=2, metavar="V", help="per rank, interleaved (default 2)")
+    add("--stages", type=at_most(1024), default=4, metavar="P", help="pipeline ranks (default 4)")
+    add("--microbatches", type=at_most(4096), default=8, metavar="M", help="per step (default 8)")
+    add(
+        "--chunks",
+        type=at_most(64),
+        default=2,
+        metavar="V",
+        help="per rank, interleaved (default 2)",
+    )
     add(
         "--times",
         type=_numbers,
@@ -49,8 +56,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="instead of NAME: a schedule in text or PyTorch's CSV, or a run's timeline.json, "
         "whose measured times are shown beside simulated ones",
     )
-    add("--plot", metavar="FILE", help="save a Gantt picture: png, svg or pdf (plot extra)")
-    add("--trace", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")
+    add("--plot", type=new_file(*PICTURE), metavar="FILE",
+        help="save a Gantt picture: png, svg or pdf (plot extra)")  # fmt: skip
+    add(
+        "--trace",
+        type=new_file(),
+        metavar="FILE",
+        help="save a Chrome trace, to be opened in Perfetto",
+    )
     add("--format", choices=("text", "json", "csv"), default="text", help="csv is PyTorch's form")
 
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from mpipar.cli.arguments import PICTURE, new_file
 from mpipar.errors import LayoutError
 from mpipar.topology.cluster import Cluster
 from mpipar.topology.cluster_file import cluster_to_toml, load_cluster
@@ -32,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--cluster", metavar="NAME", help=f"describe {', '.join(PRESETS)}, or a TOML file")
     add("--smi", metavar="FILE", help="read a text of `nvidia-smi topo -m` instead of asking")
     add("--switches", metavar="FILE", help="read Slurm's topology.conf")
-    add("--plot", metavar="FILE", help="save a picture: png, svg or pdf (plot extra)")
+    add("--plot", type=new_file(*PICTURE), metavar="FILE",
+        help="save a picture: png, svg or pdf (plot extra)")  # fmt: skip
     add("--measure", nargs="?", const="cluster.toml", metavar="FILE",
         help="under a launcher: measure latency and bandwidth between every two ranks, and save "
         "them for `mpipar plan --cluster FILE` (default: cluster.toml)")  # fmt: skip

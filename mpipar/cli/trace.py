@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mpipar.cli.arguments import PICTURE, new_file
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb.
@@ -20,13 +22,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="run folder, or a trace.jsonl")
-    add("--chrome", metavar="FILE", help="save a Chrome trace, to be opened in Perfetto")
-    add("--gantt", metavar="FILE", help="draw a step, rank by rank (plot extra)")
+    add(
+        "--chrome",
+        type=new_file(),
+        metavar="FILE",
+        help="save a Chrome trace, to be opened in Perfetto",
+    )
+    add("--gantt", type=new_file(*PICTURE), metavar="FILE",
+        help="draw a step, rank by rank: png, svg or pdf (plot extra)")  # fmt: skip
     add("--step", type=int, help="which step for --gantt; by default the last but one")
     add("--cluster", metavar="NAME",
         help="what this machine's figures foretell beside what was measured: a file of "
         "`mpipar topo --measure`, or a known machine")  # fmt: skip
-    add("--matrix", metavar="FILE", help="draw who sent how many bytes to whom (plot extra)")
+    add("--matrix", type=new_file(*PICTURE), metavar="FILE",
+        help="draw who sent how many bytes to whom: png, svg or pdf (plot extra)")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from mpipar.comm.trace_types import ParallelTraceVisibility
 from mpipar.errors import CheckpointError, InvalidPublicReport
 from mpipar.report import redact
-from mpipar.report.trace import by_event, by_op, load_trace
+from mpipar.report.trace import by_event, by_op, load_trace, missing
 
 REVIEW = "review.json"
 INPUTS = ("recipe.toml", "metrics.jsonl", "trace.jsonl", "environment.json")
@@ -35,7 +35,7 @@ def _bytes_of(folder: Path) -> dict[str, bytes]:
                 raise CheckpointError(f"{name} is larger than {_MOST_BYTES} bytes")
             found[name] = (folder / name).read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from None
+            raise missing(folder / name, error) from None
     return found
 
 

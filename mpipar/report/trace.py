@@ -106,6 +106,29 @@ class Record:
         return MeasuredCollective(_KINDS[self.op], WorldSize(size), CommunicationBytes(self.bytes))
 
 
+def missing(file: Path, error: OSError) -> CheckpointError:
+    """What to say of an input that cannot be read.
+
+    Parameters
+    ----------
+    file : Path
+        In a run folder.
+    error : OSError
+        Why.
+
+    Returns
+    -------
+    CheckpointError
+        With the way to have it, where that is known.
+    """
+    hint = ""
+    if file.name == "trace.jsonl" and file.parent.is_dir():
+        hint = "; `mpipar train --trace` records one"
+    elif not file.parent.is_dir():
+        hint = f"; there is no folder {file.parent}"
+    return CheckpointError(f"{file} cannot be read: {error.strerror}{hint}")
+
+
 def load_trace(path: Path) -> list[Record]:
     """Read a trace.
 
@@ -128,7 +151,7 @@ def load_trace(path: Path) -> list[Record]:
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+        raise missing(file, error) from None
     if size > _MOST_BYTES:
         raise CheckpointError(f"{file} has {size} bytes; up to {_MOST_BYTES} are read")
     records = []
