@@ -1,4 +1,7 @@
-"""A PyTorch module on the CPU, trained data-parallel: ``mpipar run -n 4 -- torch_model.py``."""
+"""A PyTorch module on the CPU, trained data-parallel: ``mpipar run -n 4 -- torch_model.py``.
+
+Needs PyTorch: ``pip install torch``.
+"""
 
 import torch
 

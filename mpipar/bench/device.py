@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.bench.measure import Row
 from mpipar.bench.methods import expected, output_size, pattern
 from mpipar.bench.raw import Raw
+from mpipar.bench.report import Row
 from mpipar.bench.tune import OPS, steps_of
 from mpipar.comm.base import Communicator
 from mpipar.comm.device.arrays import Device

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.bench.measure import Row, one_round
+from mpipar.bench.measure import one_round
 from mpipar.bench.methods import Method, n_sets, pattern
 from mpipar.bench.raw import Raw
+from mpipar.bench.report import Row
 from mpipar.comm.base import Communicator
 from mpipar.errors import LaunchError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,44 +20,9 @@ from mpipar.bench.methods import (
     raw_method,
 )
 from mpipar.bench.raw import Raw
+from mpipar.bench.report import Row
 from mpipar.comm.base import Communicator
 from mpipar.topology.cost import bus_factor
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Parameters
-    ----------
-    op, form : str
-        What was measured.
-    n_bytes, count : int
-        Size in the sense of nccl-tests, and elements.
-    time_s, low_s, high_s : float
-        Median and quartiles.
-    ratio : float
-        Time of raw in the same form over this time: above 1 is faster than the MPI.
-    algbw, busbw : float
-        Bytes per second of the algorithm and on the bus.
-    n_wrong : int
-        Wrong elements, on all ranks.
-    bound_s : float
-        All ranks copying one rank's bytes at once.
-    """
-
-    op: str
-    form: str
-    n_bytes: int
-    count: int
-    time_s: float
-    low_s: float
-    high_s: float
-    ratio: float
-    algbw: float
-    busbw: float
-    n_wrong: int
-    bound_s: float
 
 
 def measure(

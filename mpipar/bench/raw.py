@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mpipar.comm.call import Array
+from mpipar.comm.mpi.library import MPI
 
 Call = Callable[..., Any]
 

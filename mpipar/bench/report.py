@@ -6,14 +6,48 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-
-from mpipar.bench.measure import Row
+from dataclasses import asdict, dataclass, fields
 
 _HEAD = (
     "         size        count    type  redop  operation       form                   "
     "time(us)      quartiles(us)   algbw   busbw  #wrong   ratio  /bound"
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Parameters
+    ----------
+    op, form : str
+        What was measured.
+    n_bytes, count : int
+        Size in the sense of nccl-tests, and elements.
+    time_s, low_s, high_s : float
+        Median and quartiles.
+    ratio : float
+        Time of raw in the same form over this time: above 1 is faster than the MPI.
+    algbw, busbw : float
+        Bytes per second of the algorithm and on the bus.
+    n_wrong : int
+        Wrong elements, on all ranks.
+    bound_s : float
+        All ranks copying one rank's bytes at once.
+    """
+
+    op: str
+    form: str
+    n_bytes: int
+    count: int
+    time_s: float
+    low_s: float
+    high_s: float
+    ratio: float
+    algbw: float
+    busbw: float
+    n_wrong: int
+    bound_s: float
 
 
 def parsed_size(text: str) -> int:

@@ -11,8 +11,8 @@ from mpipar.cli.arguments import one_of, positive
 from mpipar.errors import LaunchError
 
 if TYPE_CHECKING:
-    from mpipar.bench.measure import Row
     from mpipar.bench.raw import Raw
+    from mpipar.bench.report import Row
     from mpipar.comm.base import Communicator
 
 _SIZES = "8,4K,64K,256K,1M,4M,16M"

@@ -198,12 +198,14 @@ def _shared_memory(here: Here) -> Check:
         return Check("shared memory", Status.WARN, f"{here.shm} cannot be written",
                      "without it collectives inside a node go through the MPI")  # fmt: skip
     space = shutil.disk_usage(here.shm)
-    reason = f"{space.free / 2**30:.1f} of {space.total / 2**30:.1f} GiB free in {here.shm}"
+    unit, name = (2**30, "GiB") if space.total >= 2**30 else (2**20, "MiB")
+    reason = f"{space.free / unit:.1f} of {space.total / unit:.1f} {name} free in {here.shm}"
     facts = {"free_gib": round(space.free / 2**30, 2), "total_gib": round(space.total / 2**30, 2)}
     if space.free < _SHM_LEAST:
         return Check("shared memory", Status.WARN, reason,
                      "in a container: --shm-size=4g or --ipc=host; else remove what is left over "
-                     "there", facts)  # fmt: skip
+                     "there (the MPI's own memory; ours only without memory files)",
+                     facts)  # fmt: skip
     return Check("shared memory", Status.OK, reason, facts=facts)
 
 

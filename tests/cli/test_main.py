@@ -122,6 +122,19 @@ def test_the_module_form_works_and_every_verb_can_be_loaded() -> None:
         assert parser.prog == f"mpipar {name}"
 
 
+def test_no_verb_loads_mpi_before_it_runs() -> None:
+    """The process that starts a launcher must not be a rank itself."""
+    code = (
+        "import sys; from mpipar.cli import main as m; [m.load_verb(name) for name in m.VERBS]; "
+        "heavy = {'mpi4py.MPI', 'matplotlib', 'torch', 'cupy'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+
+
 def test_the_overview_loads_nothing_heavy() -> None:
     code = (
         "import sys; from mpipar.cli.main import main; main(['--help']); "

@@ -68,7 +68,7 @@ def test_plot(tmp_path: Path) -> None:
         (["--file", "absent"], 3, "cannot read"),
         (["1f1b", "--times", "1,2"], 2, "three numbers"),
         (["1f1b", "--times", "1,x,2"], 2, "--times"),
-        (["1f1b", "--stages", "0"], 1, "number of ranks"),
+        (["1f1b", "--stages", "0"], 2, "at least 1 is needed"),
     ],
 )
 def test_refusals(
