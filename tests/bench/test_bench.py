@@ -93,6 +93,8 @@ def test_a_measured_table_is_read_for_its_number_of_ranks_only(
     shipped = Paths.from_environment(4)
     assert [shipped.choose(call_of(n)) for n in (10, 32768, 32769)] == ["flags", "flags", "node"]
     assert paths.fingerprint != shipped.fingerprint
+    for n_ranks, way in ((2, "copy"), (4, "stage")):
+        assert Paths.from_environment(n_ranks).ordinary(call_of(2**22)) == way
 
 
 def test_forced_algorithms_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,10 @@ Steps = tuple[tuple[int, str], ...]
 
 _DEFAULT: Steps = ((0, "flags"), (SLOT_BYTES + 1, "stage"))
 _SHIPPED: dict[Op, Steps] = {
-    Op.ALL_REDUCE: (*_DEFAULT, (2**22, "copy")),
-    Op.BROADCAST: (*_DEFAULT, (2**22, "copy")),
-    Op.ALL_GATHER: (*_DEFAULT, (2**22, "mpi")),
+    Op.ALL_GATHER: (*_DEFAULT, (2**19, "mpi")),
     Op.ALL_TO_ALL: (*_DEFAULT, (2**22, "mpi")),
 }
+_SHIPPED_FOR_TWO = {op: (*_DEFAULT, (2**22, "copy")) for op in (Op.ALL_REDUCE, Op.BROADCAST)}
 SMALLEST = SLOT_BYTES
 """Bytes of the largest small message."""
 
@@ -42,7 +41,7 @@ class Paths:
     Parameters
     ----------
     table : dict
-        Steps by operation; an operation that is not in it takes the shipped default.
+        Steps by operation; one that is not in it passes through stages from `SMALLEST` on.
     forced : str
         One algorithm for all calls that it can carry; "" for the table.
     chunk : int
@@ -81,7 +80,8 @@ class Paths:
         chunk = int(get("MPIPAR_CHUNK_BYTES", 256 * 1024))
         found = _measured(n_ranks)
         forced = get("MPIPAR_ALGORITHM", "")
-        return cls(found.get("steps", {}), forced, chunk, found.get("device_steps", {}))
+        table = _SHIPPED | (_SHIPPED_FOR_TWO if n_ranks == 2 else {}) | found.get("steps", {})
+        return cls(table, forced, chunk, found.get("device_steps", {}))
 
     def choose(self, call: Call) -> str:
         """How a call begins, alike on every rank.
@@ -122,7 +122,7 @@ class Paths:
 
     def _found(self, op: Op, n_bytes: int) -> str:
         found = "flags"
-        for start, name in self.table.get(op) or _SHIPPED.get(op, _DEFAULT):
+        for start, name in self.table.get(op, _DEFAULT):
             if n_bytes >= start:
                 found = name
         return found
