@@ -29,7 +29,7 @@ _SHIPPED: dict[Op, Steps] = {
     Op.ALL_GATHER: (*_DEFAULT, (2**19, "mpi")),
     Op.ALL_TO_ALL: (*_DEFAULT, (2**22, "mpi")),
 }
-_SHIPPED_FOR_TWO = {op: (*_DEFAULT, (2**22, "copy")) for op in (Op.ALL_REDUCE, Op.BROADCAST)}
+_SHIPPED_FOR_TWO = dict.fromkeys((Op.ALL_REDUCE, Op.BROADCAST), (*_DEFAULT, (2**22, "copy")))
 SMALLEST = SLOT_BYTES
 """Bytes of the largest small message."""
 
