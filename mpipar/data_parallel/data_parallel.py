@@ -191,7 +191,8 @@ class DataParallel:
 
         After it ``gradients`` hold the sums over all ranks, equal on every rank. A parameter that
         was never `ready` takes part with what its buffer holds: where a backward pass may leave
-        some out, `zero_gradients` comes before it.
+        some out, `zero_gradients` comes before it. Once a step: it cannot tell sums from gradients
+        written anew, so a second call would sum the sums.
         """
         while len(self._requests) < len(self.buckets):
             self._launch()
