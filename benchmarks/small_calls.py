@@ -3,7 +3,8 @@
 Microseconds a call, all ranks in step: raw mpi4py; a bare Python method around it that only looks
 whether the arrays are those of the last call; mpi4py's persistent request; our prepared handle and
 our plain verb, which also compare every rank's signature. The bare method is the least that any
-verb written in Python can cost.
+verb written in Python can cost. "New" calls get a copy of the input each time and give a new
+result, as gradients and activations are; their ratios are over raw calls of that kind.
 
     mpipar run -n 2 -- benchmarks/small_calls.py
 """
@@ -50,12 +51,17 @@ def ways(comm: Communicator, n_bytes: int) -> dict[str, Callable[[], Any]]:
         request.Start()
         request.Wait()
 
+    def raw_new() -> None:
+        raw.Allreduce(x.copy(), np.empty_like(x))
+
     return {
         "raw": lambda: raw.Allreduce(x, out),
         "bare method": lambda: bare.all_reduce(x, out=out),
         "persistent": persistent,
         "prepared": comm.prepare("all_reduce", x, out=out),  # type: ignore[arg-type]
         "plain": lambda: comm.all_reduce(x, out=out),
+        "raw, new": raw_new,
+        "plain, new": lambda: comm.all_reduce(x.copy()),
     }
 
 
@@ -65,18 +71,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
     comm = init()
-    for n_bytes in (8, 256, 4096):
-        calls = ways(comm, n_bytes)
+    for n_bytes in (8, 256, 4096, 2**16, 2**18):
+        calls, n_calls = ways(comm, n_bytes), 500 if n_bytes <= 4096 else 50
         spent: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(arguments.rounds):
             for name, call in calls.items():
                 comm.barrier()
                 start = time.perf_counter()
-                for _ in range(500):
+                for _ in range(n_calls):
                     call()
-                spent[name].append((time.perf_counter() - start) / 500 * 1e6)
-        raw = statistics.median(spent["raw"])
+                spent[name].append((time.perf_counter() - start) / n_calls * 1e6)
         for name, values in spent.items():
+            raw = statistics.median(spent["raw, new" if "new" in name else "raw"])
             low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
             if comm.rank == 0:
                 text = f"{middle:6.2f} [{low:.2f} {high:.2f}]"

@@ -186,6 +186,28 @@ def test_ranks_may_take_different_ways_to_the_same_call(comm: Communicator) -> N
     group.close()
 
 
+def test_what_is_kept_of_peers_that_move_is_bounded(comm: Communicator) -> None:
+    """One rank repeats its arrays in node memory; the others' lie elsewhere every time."""
+    group = group_of(comm)
+    if group.size > 2:
+        group.close()
+        return
+    size = 9_000
+    pool = [group.empty(size) for _ in range(40 if group.rank else 1)]
+    for turn in range(120):
+        x = pool[turn % len(pool)]
+        x[...] = turn
+        assert (group.all_reduce(x, out=x) == 2 * turn).all()
+        assert [view[0] for view in group.views(x)] == [2 * turn] * 2
+        group.barrier()
+    kept = [plan for plan in group._plans.known.values() if plan.path != "flags"]
+    assert kept
+    assert all(len(plan.scripts) + len(plan.views) <= 32 for plan in kept)
+    for array in pool:
+        group.free(array)
+    group.close()
+
+
 def test_node_memory_taken_and_given_back(comm: Communicator) -> None:
     """Arrays of the pool come back at old places, for other ranks at other ones."""
     group = group_of(comm)

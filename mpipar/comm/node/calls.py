@@ -34,6 +34,7 @@ from mpipar.comm.node.reduce import reduce_slices, reduce_small
 from mpipar.comm.request import Request
 from mpipar.errors import CountOutOfRange
 
+_MAX_SCRIPTS = 32
 _REDUCES = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)
 
 
@@ -111,6 +112,8 @@ class NodeCalls:
             yield from self._hand_over(meeting)
             return
         if kept is not None and call.uniform:
+            if len(kept) >= _MAX_SCRIPTS:  # peers whose arrays lie elsewhere every time
+                kept.clear()
             kept[key] = script
         for item in script:
             if item is None:
@@ -184,11 +187,18 @@ class NodeCalls:
         )
 
     def places(self, call: Call, path: str) -> tuple[int, int]:
-        """Where the arrays of this rank lie; a small message needs to know of shared results."""
+        """Where the arrays of this rank lie, as far as peers need to know it.
+
+        A small message needs to know of shared results only; addresses in this process matter to
+        copies by the kernel only, and what does not change leaves what was done before right.
+        """
         if path == "flags":
             known = bool(self.shared_places) and self.where(call.output) in self.shared_places
             return -1, self.where(call.output) if known else -1
-        return self.where(call.input), self.where(call.output)
+        source, target = self.where(call.input), self.where(call.output)
+        if self._pids is None or self.paths.ordinary(call) != "copy":
+            return max(source, -1), max(target, -1)
+        return source, target
 
     def where(self, array: Array | None) -> int:
         """Offset in the node's memory, or minus the address in this process; -1 for nothing."""
