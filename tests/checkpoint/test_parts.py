@@ -46,7 +46,7 @@ def write(folder, whole, shard):
     return ThreadWorld(shard.n_ranks).run(body)[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=parameters())
 def test_what_one_degree_writes_any_other_reads(tmp_path_factory, case):
     whole, written, wanted = case

@@ -41,7 +41,7 @@ def assert_is(place, step):
         assert arrays[name].dtype == expected.dtype
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     arrays=st.dictionaries(
         st.text("abc.01", min_size=1),

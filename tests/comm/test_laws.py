@@ -13,7 +13,7 @@ from tests.comm.cases import partition, random_case, run_case, spread
 sizes = st.integers(1, 6)
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple)
-law = settings(max_examples=40, deadline=None)
+law = settings(max_examples=40)
 
 
 def draw(seed: int, rank: int, shape: tuple[int, ...]) -> Any:

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpipar.data_parallel import plan_buckets
@@ -16,7 +16,6 @@ PARAMETERS = st.lists(st.tuples(SHAPES, st.sampled_from(sorted(SIZES))), max_siz
 )
 
 
-@settings(deadline=None)
 @given(PARAMETERS, st.integers(1, 600))
 def test_buckets_tile_the_parameters_in_backward_order(parameters, bucket_bytes):
     buckets = plan_buckets(parameters, bucket_bytes)
@@ -30,7 +29,6 @@ def test_buckets_tile_the_parameters_in_backward_order(parameters, bucket_bytes)
         assert bucket.size == stops[-1]
 
 
-@settings(deadline=None)
 @given(PARAMETERS, st.integers(1, 600))
 def test_a_bucket_ends_with_the_parameter_that_fills_it(parameters, bucket_bytes):
     buckets = plan_buckets(parameters, bucket_bytes)

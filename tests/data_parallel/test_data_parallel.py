@@ -157,7 +157,7 @@ def test_parameters_that_overlap_without_being_one_view_are_refused():
 # -- gradients -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 4),
     counts=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=4, max_size=4),
@@ -362,7 +362,6 @@ def test_other_dtypes(dtype, values, total):
 # -- clipping and scale --------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 20.0), st.integers(1, 3))
 def test_clip(max_norm, n):
     def body(comm):

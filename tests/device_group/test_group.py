@@ -78,7 +78,7 @@ UFUNCS = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 5),
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),

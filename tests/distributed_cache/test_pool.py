@@ -191,7 +191,7 @@ class no_error:
     def __exit__(self, *error: object) -> None: ...
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 24))
 def test_programs_equal_the_slow_model(seed: int, n_blocks: int) -> None:
     program = Program(seed, n_blocks)

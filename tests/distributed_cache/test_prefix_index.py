@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpipar.distributed_cache.hashing import Chain, chain_of, root_digest
@@ -53,7 +53,6 @@ class Served:
         self.index.check()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([b"", b"x" * 16]), st.lists(st.integers(0, 1), max_size=16)),

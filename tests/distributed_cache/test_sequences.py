@@ -189,7 +189,7 @@ def run(program: Program, n_steps: int, every: int) -> Program:
     return program
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 2**32),
     st.integers(6, 60),
@@ -216,7 +216,7 @@ def test_a_million_operations_leak_no_block() -> None:
     assert min(program.n_refused, program.n_hits, program.n_copies) > 10_000
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(6, 60), st.integers(1, 4))
 def test_tree_and_digests_agree(seed: int, n_blocks: int, block_size: int) -> None:
     first, second = (Program(seed, n_blocks, block_size, kind) for kind in (KINDS[0], KINDS[2]))

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpipar.errors import CountOutOfRange, LayoutError
@@ -24,7 +24,6 @@ def layouts(draw):
     return MeshLayout(size, **degrees, order=draw(ORDERS))
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_ranks_and_coordinates_are_one_to_one(layout):
     places = [layout.coordinate(r) for r in range(layout.world_size)]
@@ -35,7 +34,6 @@ def test_ranks_and_coordinates_are_one_to_one(layout):
     assert math.prod(layout.degrees.values()) == layout.world_size
 
 
-@settings(deadline=None)
 @given(layouts(), st.sets(st.sampled_from(AXES)), st.data())
 def test_groups_partition_the_world(layout, axes, data):
     groups = {layout.ranks(r, *axes) for r in range(layout.world_size)}
@@ -54,7 +52,6 @@ def test_groups_partition_the_world(layout, axes, data):
     assert list(group) == same
 
 
-@settings(deadline=None)
 @given(layouts(), st.sampled_from(AXES), st.data())
 def test_neighbours_are_each_others(layout, axis, data):
     rank = data.draw(st.integers(0, layout.world_size - 1))
@@ -92,7 +89,6 @@ def test_the_picture():
     assert str(MeshLayout(2, order="tp dp cp pp")) == "tp=1 x dp=2 x cp=1 x pp=1\ndp: 0 1"
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_the_picture_shows_every_rank_once(layout):
     rows = str(layout).splitlines()[1:]
@@ -103,7 +99,6 @@ def test_the_picture_shows_every_rank_once(layout):
 # -- refusals --------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), DEGREES, st.sampled_from([None, *AXES]))
 def test_degrees_that_do_not_fit_name_degrees_that_do(size, degrees, open_axis):
     given_ = dict(zip(AXES, degrees, strict=True))

@@ -34,7 +34,7 @@ def check_all_groups(comm, degrees, order):
             assert mesh.comm(*axes[::-1]) is group
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     degrees=st.sampled_from([d for d in itertools.product(*[(1, 2, 3)] * 4) if math.prod(d) <= 8]),
     order=st.permutations(AXES),

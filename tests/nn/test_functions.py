@@ -19,7 +19,7 @@ def normal(seed, *shape, dtype=np.float64):
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sizes, sizes, sizes, sizes, st.integers(0, 2**31))
 def test_linear_is_adjoint_to_its_backward(batch, n, n_in, n_out, seed):
     x, w, y = (
@@ -33,7 +33,7 @@ def test_linear_is_adjoint_to_its_backward(batch, n, n_in, n_out, seed):
     assert np.vdot(w, nn.linear_backward_weight(x, y)) == pytest.approx(forward, **tolerance)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 9), sizes, st.lists(st.integers(0, 8), min_size=1, max_size=30))
 def test_embedding_is_adjoint_to_its_backward(extra, width, index):
     index = np.array(index)

@@ -23,7 +23,7 @@ def by_complex_numbers(x, positions, base):
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5)),
     st.integers(0, 10_000),

@@ -23,7 +23,7 @@ def sums_of(values: list[int], found: StageAssignment, first: int, last: int) ->
     return parts(values, tuple(edges), first, last)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_optimal_equals_trying_every_cut(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 8))

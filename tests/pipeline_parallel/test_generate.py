@@ -21,7 +21,7 @@ HELD = Costs(held_for_weight=1)
 ODD = Costs(Fraction(7, 3), 5, Fraction(1, 2), latency_us=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_valid_at_every_size(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(SCHEDULE_NAMES))
@@ -55,7 +55,7 @@ def test_valid_at_every_size(data: st.DataObject) -> None:
     assert peak <= limits[name]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(1, 24), st.integers(1, 4), st.integers(1, 9))
 def test_small_groups_are_no_slower_than_groups_of_one_rank(p: int, m: int, v: int, g: int) -> None:
     """Whatever the group, interleaving never takes longer than running one after another."""

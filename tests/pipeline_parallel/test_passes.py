@@ -43,7 +43,7 @@ def halves(schedule: Schedule) -> list[Counter[Action]]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_lowering(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -59,7 +59,7 @@ def test_lowering(schedule: Schedule) -> None:
     assert set(Counter(keys).values()) <= {2}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_deferring(schedule: Schedule) -> None:
     lowered = lower(schedule)

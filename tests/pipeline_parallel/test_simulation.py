@@ -79,7 +79,7 @@ def problems(draw: st.DrawFn) -> tuple[Schedule, Costs, dict[str, list[Any]], li
     return schedule, costs, times, lag
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems())
 def test_equals_an_event_loop(problem: Any) -> None:
     schedule, costs, times, lag = problem
@@ -94,7 +94,7 @@ def test_equals_an_event_loop(problem: Any) -> None:
     assert simulate(lower(schedule), costs).makespan == timeline.makespan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems())
 def test_both_walks_agree(problem: Any) -> None:
     schedule, costs, _, _ = problem

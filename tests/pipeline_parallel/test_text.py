@@ -41,7 +41,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return lower(schedule) if form == "lowered" else defer_receives(lower(schedule))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_round_trips(schedule: Schedule) -> None:
     again = parse_schedule(format_schedule(schedule))

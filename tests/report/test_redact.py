@@ -78,7 +78,6 @@ def check_nothing_leaks(redactor: Redactor, max_examples: int) -> None:
 
     @settings(
         max_examples=max_examples,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow],

@@ -81,7 +81,7 @@ def leaks(folder):
 def test_nothing_planted_in_any_field_reaches_a_public_report(tmp_path_factory):
     outcomes = []
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(planted())
     def holds(run):
         found = leaks(written(tmp_path_factory.mktemp("run"), run))

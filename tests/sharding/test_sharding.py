@@ -90,7 +90,7 @@ def test_several_axes_on_one_dim_nest_in_the_stated_order():
 
 
 @given(layouts(), shardings(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shards_cover_every_element_once_per_replica(layout, sharding, data):
     shape = tuple(data.draw(st.integers(0, 7)) for _ in sharding.dims)
     s = ArraySpec(shape, np.dtype(np.int8), layout, sharding)
@@ -121,7 +121,7 @@ def test_questions_outside_the_array_are_refused():
 
 
 @given(layouts(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_messages_deliver_what_is_missing_and_no_more(layout, data):
     n_dims = data.draw(st.integers(1, 3))
     shape = tuple(data.draw(st.integers(0, 7)) for _ in range(n_dims))

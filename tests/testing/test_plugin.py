@@ -218,12 +218,10 @@ LAW = """
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-@settings(deadline=None)
 @given(x=st.integers(-5, 5))
 def test_law(comm, x):
     assert comm.all_reduce(x) == comm.size * x
 
-@settings(deadline=None)
 @given(x=st.integers(-5, 5))
 def test_false_law(comm, x):
     assert comm.all_reduce(x) < 9

@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpipar.errors import RecipeError
@@ -52,7 +52,6 @@ RECIPES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(RECIPES)
 def test_text_reads_back_exactly(tmp_path_factory, recipe):
     text = dump_recipe(recipe)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpipar import ThreadWorld
@@ -41,7 +41,6 @@ def test_bigram_entropy_by_hand(text, entropy):
     assert bigram_entropy(as_bytes(text)) == pytest.approx(entropy, rel=1e-14, abs=1e-15)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=2, max_size=400), st.integers(1, 50))
 def test_bigram_entropy_by_counting(data, chunk):
     import mpipar.train.text as module
@@ -60,7 +59,6 @@ def test_bigram_entropy_by_counting(data, chunk):
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=2, max_size=400))
 def test_tokens_have_the_entropy_of_equal_bytes(data):
     text = np.frombuffer(data, np.uint8)
@@ -121,7 +119,6 @@ def test_every_kth_block_is_held_out():
     assert corpus.train.size + corpus.held_out.size == text.size
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=3, max_size=2000), st.floats(0.01, 0.9))
 def test_a_short_text_is_cut_once_near_its_end(data, held_out):
     corpus = Corpus.cut(np.frombuffer(data, np.uint8), held_out)
@@ -187,7 +184,6 @@ def test_all_ranks_learn_why_rank_0_cannot_read(tmp_path, kind):
 # -- the order of rows -------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(2, 90), st.integers(1, 9), st.integers(0, 3), st.integers(1, 40))
 def test_every_epoch_visits_every_row_once(size, sequence, seed, batch):
     if size <= sequence:
@@ -207,7 +203,6 @@ def test_every_epoch_visits_every_row_once(size, sequence, seed, batch):
         assert sorted(found) == [i * sequence for i in range(n)]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200), st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_the_batch_at_a_position_is_the_same_for_any_number_of_ranks(start, dp):
     """Also across the end of an epoch, by samplers that have never seen the start."""
