@@ -49,13 +49,13 @@ class Planned(NodeStorage):
         form = self._plans.forms.get(key)
         if form is None:
             return self._learn(key, op, x, arguments)
-        if not is_plain(x):
-            return super()._run(op, x, **arguments)
         if form.shape is None:
             arguments["out"] = None  # it matters at the root only
-        if form.plan is None:
+        if form.plan is not None:
+            return self._small(key, form, form.plan, op, x, arguments)
+        if is_plain(x):
             return self._large(key, form, op, x, arguments)
-        return self._small(key, form, form.plan, op, x, arguments)
+        return super()._run(op, x, **arguments)
 
     def _learn(self, key: Key, op: Op, x: Array, arguments: Arguments) -> Any:
         """A call of a form that is not known; its second one is learnt from."""
@@ -85,14 +85,15 @@ class Planned(NodeStorage):
         if out is None:
             return form.through(through, x, None, self._replay)
         spot = (key, id(x), id(out))  # the plan keeps both alive
-        plan, takes = plans.known.get(spot), form.takes(out)
-        if plan is None:
-            if not plans.seen(spot, x) or (takes and not plans.looks_up(op, x)):
-                if takes:
-                    return form.through(through, x, out, self._replay)
-                return super()._run(op, x, **arguments)
-            return self._made(spot, op, x, arguments)
-        return self._known(plan, op, x, arguments)
+        plan = plans.known.get(spot)
+        if plan is not None:
+            return self._known(plan, op, x, arguments)
+        repeated = plans.seen(spot, x) and is_plain(x)
+        if form.takes(out) and not (repeated and plans.looks_up(op, x)):
+            return form.through(through, x, out, self._replay)
+        if not repeated:
+            return super()._run(op, x, **arguments)
+        return self._made(spot, op, x, arguments)
 
     def _large(self, key: Key, form: Form, op: Op, x: Array, arguments: Arguments) -> Any:
         """A call on arrays where they lie."""

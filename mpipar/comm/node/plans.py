@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpipar.comm.arrays import is_plain, raw_bytes
+from mpipar.comm.arrays import is_plain
 from mpipar.comm.call import Array, Call, Op, ReduceOp
 from mpipar.comm.node.meeting import Script
 
@@ -94,12 +94,14 @@ class Form:
         On arrays of its own, for small messages.
     """
 
-    __slots__ = ("held", "of", "plan", "shape")
+    __slots__ = ("held", "of", "plan", "shape", "shelf")
 
     def __init__(self, x: Array, result: Array | None, plan: Plan | None) -> None:
         self.held, self.plan = x.dtype, plan  # its identity stays its own
         self.shape = None if result is None else result.shape
         self.of = None if result is None else result.dtype
+        source = None if plan is None else plan.call.input
+        self.shelf = None if source is None else source.reshape(x.shape)
 
     def new(self) -> Array | None:
         """An array for the result."""
@@ -114,11 +116,12 @@ class Form:
             and out.flags.carray
         )
 
-    @staticmethod
-    def through(plan: Plan, x: Array, out: Array | None, replay: Callable[[Plan], Any]) -> Any:
-        """Make a small call by way of the form's own arrays."""
-        if plan.raw is not None:
-            plan.raw[:] = raw_bytes(x)
+    def through(
+        self, plan: Plan, x: Array, out: Array | None, replay: Callable[[Plan], Any]
+    ) -> Any:
+        """Make a small call by way of the form's own arrays; `x` may have any layout."""
+        if self.shelf is not None:
+            np.copyto(self.shelf, x)
         result = replay(plan)
         if out is None:
             return None if result is None else result.copy()
